@@ -1,6 +1,6 @@
 """Writes `finetune/commands/options.json`: the options of the commands as the real parser has them.
 
-`make options` runs it; `tests/commands/test_options.py` fails where the file differs from what it would write.
+`make options` runs it; `tests/promises/test_help.py` fails where the file differs from what it would write.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Writes `docs/reference.md`: every option of every command, from the parser and the table of short words.
 
-`make options` runs it; `tests/commands/test_options.py` fails where the page differs from what it would write.
+`make options` runs it; `tests/promises/test_help.py` fails where the page differs from what it would write.
 """
 
 import importlib

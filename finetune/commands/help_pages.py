@@ -1,6 +1,6 @@
 """Help pages of the commands with many options, shown without importing torch, which takes seconds.
 
-`--help all` shows all options. `tests/commands/test_help_pages.py` checks that names and defaults are those of the
+`--help all` shows all options. `tests/promises/test_help.py` checks that names and defaults are those of the
 parser.
 """
 

@@ -107,7 +107,7 @@ def test_several_labels_are_measured_on_the_images_of_both_processes(worlds):
 
 @pytest.mark.slow
 def test_patience_ends_two_processes_where_it_ends_one(colours, tmp_path):
-    """One process: test_fit.py."""
+    """One process: test_fits.py."""
     fit = ["fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 9]
     fit += ["--data.val_fraction", 0.3]
     fit += ["--patience", "2", "--lr", "1e-12"]  # the first accuracy stays the highest

@@ -10,7 +10,7 @@ from promise import control, promise
 @promise("no-code")
 @control("no-code")
 def test_a_hostile_checkpoint_runs_no_code(finished, colours, tmp_path, cli, monkeypatch):
-    """In full, for every way of reading one: tests/commands/test_trust.py, tests/component/test_weight_files.py."""
+    """In full, for every way of reading one: test_untrusted_checkpoints.py, tests/component/test_weight_files.py."""
     (tmp_path / "hostile.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     monkeypatch.syspath_prepend(tmp_path)
     checkpoint = torch.load(finished / "checkpoints/best.ckpt", weights_only=True)

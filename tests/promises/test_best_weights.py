@@ -48,7 +48,7 @@ def checkpoint(name: str, run: Path | None = None) -> dict:
 
 
 @promise("best-weights")
-def test_what_is_kept_lies_between_the_start_and_the_end(cli, colours, capsys):
+def test_the_best_weights_lie_between_the_start_and_the_end(cli, colours, capsys):
     cli("fit", colours, *QUICKEST, *PROBE, "--trainer.max_epochs", 1)
     best, start, last = (checkpoint(name) for name in ("best", "start", "last"))
     kept = best["finetune"]["interpolation"]
@@ -79,7 +79,7 @@ def keep_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @promise("best-weights", controls=[keep_the_end])
-def test_training_that_harms_is_reported_and_the_start_is_kept(cli, colours, caplog):
+def test_a_fit_that_harms_is_reported_and_keeps_the_start(cli, colours, caplog):
     with caplog.at_level("WARNING", logger="finetune"):
         cli(
             "fit",
@@ -104,7 +104,7 @@ def test_training_that_harms_is_reported_and_the_start_is_kept(cli, colours, cap
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_before_the_choice_makes_it_on_resume(cli, colours, finished):
+def test_resume_makes_the_choice_that_a_kill_prevented(cli, colours, finished):
     fit = ("fit", colours, *TWO_EPOCHS)
     run = versions("runs", "fit")[-1]
     best, last = checkpoint("best"), checkpoint("last")
@@ -120,7 +120,7 @@ def test_a_run_that_was_killed_before_the_choice_makes_it_on_resume(cli, colours
 
 
 @pytest.mark.slow
-def test_where_batch_norm_trains_only_the_ends_are_candidates(cli, colours):
+def test_freeze_batch_norm_false_makes_the_ends_the_only_candidates(cli, colours):
     network = ("--model.backbone", "timm/test_resnet", "--data.image_size", 32)
     cli("fit", colours, *QUICKEST, *PROBE, *network, "--model.freeze_batch_norm", "false")
     assert [
@@ -138,7 +138,7 @@ def test_where_batch_norm_trains_only_the_ends_are_candidates(cli, colours):
 
 
 @pytest.mark.slow
-def test_two_processes_keep_what_one_keeps(colours, tmp_path, finished):
+def test_two_devices_keep_the_weights_of_one(colours, tmp_path, finished):
     one = checkpoint("best")
     process = finetune("fit", colours, *TWO_EPOCHS, "--trainer.devices", 2, cwd=tmp_path)
     assert process.returncode == 0, process.stderr
@@ -148,70 +148,8 @@ def test_two_processes_keep_what_one_keeps(colours, tmp_path, finished):
         torch.testing.assert_close(two["state_dict"][name], value, rtol=0, atol=1e-10)
 
 
-def test_without_validation_the_fine_tuned_weights_are_kept(cli, colours):
-    cli("fit", colours, *QUICKEST, *PROBE, "--data.val_fraction", 0)
-    assert checkpoint("best")["finetune"].get("interpolation") is None
-    assert not (versions("runs", "fit")[-1] / "kept_weights.json").exists()
-
-
-def test_a_finished_run_without_validation_is_not_tested_again(cli, colours, caplog):
-    fit = ("fit", colours, *QUICKEST, *PROBE, "--data.val_fraction", 0)
-    cli(*fit)
-    result = versions("runs", "fit")[-1] / "test.json"
-    written = result.stat().st_mtime_ns
-    with caplog.at_level("INFO", logger="finetune"):
-        cli(*fit, "--resume")
-    assert "is finished" in caplog.text and result.stat().st_mtime_ns == written
-
-
 @pytest.mark.slow
-def test_a_choice_that_is_made_on_resume_has_the_threshold_of_the_run(cli, colours, tmp_path):
-    two = shutil.copytree(colours, tmp_path / "two", ignore=shutil.ignore_patterns("red"))
-    fit = ("fit", two, *QUICKEST, *PROBE, "--threshold", "recall:0.9", "--data.val_fraction", 0.4)
-    cli(*fit)
-    run = versions("runs", "fit")[-1]
-    calibration = checkpoint("best")["finetune"]["calibration"]
-    assert calibration["threshold"]["measure"] == "recall"
-    AtomicCheckpointIO().save_checkpoint(checkpoint("last"), run / "checkpoints/best.ckpt")
-    (run / "test.json").unlink()
-    cli("fit", "--resume", run)
-    assert checkpoint("best")["finetune"]["calibration"] == calibration
-
-
-@pytest.mark.slow
-def test_the_record_is_never_of_weights_that_best_ckpt_does_not_hold(
-    cli, colours, monkeypatch, finished
-):
-    fit = ("fit", colours, *TWO_EPOCHS)
-    run = versions("runs", "fit")[-1]
-    record = run / "kept_weights.json"
-    save = AtomicCheckpointIO.save_checkpoint
-
-    def fail(self, checkpoint, path, storage_options=None):
-        if checkpoint["finetune"].get("interpolation"):
-            raise OSError("the disk is full")
-        save(self, checkpoint, path, storage_options)
-
-    with monkeypatch.context() as patch, pytest.raises(OSError):
-        patch.setattr(AtomicCheckpointIO, "save_checkpoint", fail)
-        cli(*fit, "--resume", "--trainer.max_epochs", 3)
-    assert not record.exists() and checkpoint("best")["finetune"].get("interpolation") is None
-    cli("fit", "--resume", run)
-    assert json.loads(record.read_text()) == checkpoint("best")["finetune"]["interpolation"]
-    kept = record.read_bytes()
-    record.unlink()  # as a kill just before it is written leaves it
-    cli("fit", "--resume", run)
-    assert record.read_bytes() == kept
-
-
-def test_without_a_look_at_validation_images_no_accuracy_on_them_is_reported(cli, colours, caplog):
-    with caplog.at_level("INFO", logger="finetune"):
-        cli("fit", colours, *QUICKEST, *PROBE, "--trainer.limit_val_batches", 0)
-    assert "the head begins as" in caplog.text and "val/accuracy" not in caplog.text
-
-
-@pytest.mark.slow
-def test_a_damaged_start_is_reported_with_what_to_do_and_that_ends_the_run(cli, colours, finished):
+def test_resume_with_a_damaged_start_says_what_to_do(cli, colours, finished):
     fit = ("fit", colours, *TWO_EPOCHS)
     run = versions("runs", "fit")[-1]
     start = run / "checkpoints/start.ckpt"
@@ -223,3 +161,16 @@ def test_a_damaged_start_is_reported_with_what_to_do_and_that_ends_the_run(cli, 
     assert (run / "test.json").exists() and checkpoint("best")["finetune"].get(
         "interpolation"
     ) is None
+
+
+def test_without_validation_the_last_weights_are_kept_and_tested_once(cli, colours, caplog):
+    fit = ("fit", colours, *QUICKEST, *PROBE, "--data.val_fraction", 0)
+    cli(*fit)
+    run = versions("runs", "fit")[-1]
+    assert checkpoint("best")["finetune"].get("interpolation") is None
+    assert not (run / "kept_weights.json").exists()
+    written = (run / "test.json").stat().st_mtime_ns
+    with caplog.at_level("INFO", logger="finetune"):
+        cli(*fit, "--resume")
+    assert "is finished" in caplog.text and "val/accuracy" not in caplog.text
+    assert (run / "test.json").stat().st_mtime_ns == written

@@ -23,23 +23,14 @@ from promise import control, promise
 from sklearn import metrics
 
 import finetune
-from finetune import ImageFolderData
 from finetune import cli as command_line
 from finetune.api import fitting
 from finetune.commands import cross_validation
-from finetune.commands.fold_search import is_cross_validation
-from finetune.commands.parsed_line import parse_line
 from finetune.data.decode import decode
-from finetune.data.seen import exclude_seen
 from finetune.inference.predictor import Predictor
-from finetune.models.checkpoint_values import MAX_FOLDS
-from finetune.models.ensemble import MAX_MEMBERS
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.fold_record import FoldRecord, fold_runs
-from finetune.runs.html_report import write_report
-from finetune.runs.record import read_run
+from finetune.runs.fold_record import fold_runs
 from finetune.runs.run_lock import release
-from finetune.runs.run_table import read_row
 from finetune.training.calibration import read_calibration
 
 NUM_FOLDS = 2
@@ -251,33 +242,6 @@ def test_no_image_is_measured_with_a_threshold_that_was_chosen_on_it(labelled, f
     assert (labels_of(rows, "predicted") != (probabilities_of(rows) >= joined)).any()
 
 
-def test_the_joined_network_has_the_thresholds_that_are_best_for_all_predictions(
-    labelled, finished
-):
-    joined = read_calibration(read_checkpoint(best(labelled)))
-    assert result_of(labelled)["joined_calibration"] == joined.as_plain()
-    assert joined.num_images == 72 and set(joined.scale) == {1.0} and set(joined.bias) == {0.0}
-    rows = rows_of(labelled / "predictions.csv")
-    labels = labels_of(rows, "labels")
-    p = probabilities_of(rows)
-    for k in (0, 1, 2):  # the fourth is rare, and has the threshold that is best for all labels
-        candidates = np.unique(p[:, k])
-        f1 = [f1_of(labels[:, k], p[:, k] >= value) for value in candidates]
-        # the candidates lie between the bins of logits
-        assert f1_of(labels[:, k], p[:, k] >= joined.thresholds[k]) >= max(f1) - 0.02
-        assert min(f1) < max(f1) - 0.05  # the control
-    calibration = read_calibration(read_checkpoint(best(finished)))
-    rows = rows_of(finished / "predictions.csv")
-    is_green = np.array([row["label"] == "green" for row in rows])
-    is_reported = probabilities_of(rows, ("green",))[:, 0] >= calibration.choice.value
-    assert calibration.num_images == len(rows)
-    assert calibration.choice.reached == metrics.recall_score(is_green, is_reported) >= 0.8
-
-
-def f1_of(labels: np.ndarray, predicted: np.ndarray) -> float:
-    return 2 * np.sum(labels & predicted) / (np.sum(labels) + np.sum(predicted))
-
-
 @pytest.mark.parametrize("kind", ["finished", "labelled"])
 def test_the_joined_checkpoint_gives_the_mean_of_the_folds(kind, request):
     run = request.getfixturevalue(kind)
@@ -296,49 +260,52 @@ def test_the_joined_checkpoint_gives_the_mean_of_the_folds(kind, request):
     assert np.abs(np.mean([fold(sample_images) for fold in folds], axis=0) - expected).max() > 1e-3
 
 
-def test_the_folder_is_a_run_for_other_commands(cli, images, finished, capsys):
-    """Also for export, in `tests/promises/test_folds.py`."""
-    cli("predict", finished, images, "--workers", 0)
-    num = sum(CLASSES.values())
-    assert f"{num} images" in capsys.readouterr().out
-    assert len(rows_of(Path("runs/predict/version_0/predictions.csv"))) == num
-    with pytest.raises(ValueError, match="has seen .* in training"):
-        exclude_seen(ImageFolderData(str(images)), "test", read_checkpoint(best(finished)))
+def test_the_joined_network_has_the_thresholds_that_are_best_for_all_images(labelled, finished):
+    joined = read_calibration(read_checkpoint(best(labelled)))
+    assert result_of(labelled)["joined_calibration"] == joined.as_plain()
+    rows = rows_of(labelled / "predictions.csv")
+    labels = labels_of(rows, "labels")
+    p = probabilities_of(rows)
+    for k in (0, 1, 2):  # the fourth is rare, and has the threshold that is best for all labels
+        f1 = [metrics.f1_score(labels[:, k], p[:, k] >= value) for value in np.unique(p[:, k])]
+        reached = metrics.f1_score(labels[:, k], p[:, k] >= joined.thresholds[k])
+        # the candidates lie between the bins of logits
+        assert reached >= max(f1) - 0.02 and min(f1) < max(f1) - 0.05
+    choice = read_calibration(read_checkpoint(best(finished))).choice
+    rows = rows_of(finished / "predictions.csv")
+    is_green = [row["label"] == "green" for row in rows]
+    is_reported = probabilities_of(rows, ("green",))[:, 0] >= choice.value
+    assert choice.reached == metrics.recall_score(is_green, is_reported) >= 0.8
 
 
 @pytest.mark.parametrize("kind", ["finished", "labelled"])
-def test_the_report_shows_the_folds_and_the_total(kind, cli, tmp_path, request):
+def test_report_runs_and_predict_take_the_folder_of_all_folds(
+    kind, cli, images, tmp_path, request, capsys
+):
     run = request.getfixturevalue(kind)
-    target = tmp_path / "report.html"
-    if kind == "labelled":
-        cli("report", run, "--output", target)
-    else:
-        write_report(read_run(run), None, {}, target=target)  # without images
-    page = target.read_text()
     result = result_of(run)
-    num = sum(row["num_images"] for row in result["folds"])
+    folds = result["folds"]
+    num = sum(row["num_images"] for row in folds)
+    cli("report", run, "--out", "report.html")
+    page = (tmp_path / "report.html").read_text("utf-8")
     (table,) = re.findall(r'aria-label="results of each fold">(.*?)</table>', page, re.DOTALL)
-    assert table.count("<tr><td>") == NUM_FOLDS
-    row = read_row(run)
-    assert row.epochs == 1
-    assert (row.state, row.num_images, row.split) == ("finished", num, "test")
-    assert f"{num}, each tested in one of {NUM_FOLDS} folds" in page
-    if kind == "finished":
-        accuracy = f"{100 * result['test/accuracy']:.1f} %"
-        assert f"<strong>{accuracy}</strong> test accuracy" in page
-        values = [
-            f"{100 * fold['num_right'] / fold['num_images']:.1f} %" for fold in result["folds"]
-        ]
-    else:
-        assert f"<strong>{result['test/mAP']:.3f}</strong> test mAP" in page
-        assert row.metric == "mAP" and row.accuracy == result["test/mAP"]
-        thresholds = result["joined_calibration"]["thresholds"]
-        assert all(f'data-label="threshold">{value:.3f}<' in page for value in thresholds)
-        values = [f"{fold['mAP']:.3f}" for fold in result["folds"]]
-    assert all(value in table for value in values)
+    assert table.count("<tr><td>") == NUM_FOLDS and f"{num}, each tested in one of" in page
+    capsys.readouterr()
+    cli("runs", run.parents[1], "--json")
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["state"], row["num_images"], row["split"]) == ("finished", num, "test")
+    if kind == "labelled":
+        assert row["mAP"] == result["test/mAP"] and f"{folds[1]['mAP']:.3f}" in table
+        return
+    assert row["accuracy"] == result["test/accuracy"]
+    assert f"{100 * folds[1]['num_right'] / folds[1]['num_images']:.1f} %" in table
+    cli("predict", run, images, "--workers", 0, "--out", "found.csv")
+    assert len(rows_of(tmp_path / "found.csv")) == num
+    with pytest.raises(ValueError, match="in training"):
+        cli("test", run, images, "--workers", 0)
 
 
-def test_resumed_from_another_folder_it_ends_bit_for_bit_as_an_uninterrupted_one(
+def test_resume_of_folds_from_another_folder_ends_bit_for_bit_as_an_uninterrupted_one(
     images, finished, tmp_path, monkeypatch, capsys
 ):
     """A fold fails, and a bare `--resume` continues. The paths are relative to the folder where the run began.
@@ -347,7 +314,6 @@ def test_resumed_from_another_folder_it_ends_bit_for_bit_as_an_uninterrupted_one
     """
     (tmp_path / "a").mkdir()
     (tmp_path / "a/data").symlink_to(images)
-    (tmp_path / "a/corrections.csv").write_text("path,was,now\n")
     monkeypatch.chdir(tmp_path / "a")
     start = cross_validation.start_command
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
@@ -356,63 +322,43 @@ def test_resumed_from_another_folder_it_ends_bit_for_bit_as_an_uninterrupted_one
             "start_command",
             lambda command, **_: 1 if "fold_2" in command else start(command),
         )
-        corrections = ["--data.corrections", "corrections.csv"]
-        fit(Path("data"), Path("runs"), *OPTIONS, *corrections)
+        fit(Path("data"), Path("runs"), *OPTIONS)
     assert stopped.value.code == 1
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "a/runs/fit/version_0"
-    assert read_row(folder).state == "unfinished"
-    other = ["fit", "--resume", "--trainer.default_root_dir", "a/runs", "--data.root", "elsewhere"]
-    assert not is_cross_validation(other)
     run("fit", "--resume", "--out", "a/runs")
     # of the joined networks, and not of each fold
     assert capsys.readouterr().out.count("next: finetune predict") == 1
-    results = [result_of(folder), result_of(finished)]
-    for name in ("confusion_matrix", "test/loss", "joined_calibration"):
-        assert results[0][name] == results[1][name]
+    both = (folder, finished)
+    names = ("confusion_matrix", "test/loss", "joined_calibration")
+    first, second = ({name: result_of(each)[name] for name in names} for each in both)
+    assert first == second
     rows = [
         [{**row, "path": Path(row["path"]).name} for row in rows_of(each / "predictions.csv")]
-        for each in (folder, finished)
+        for each in both
     ]
     assert rows[0] == rows[1]
     weights, full = weights_of(folder), weights_of(finished)
     assert weights.keys() == full.keys()
     assert all(torch.equal(weights[name], full[name]) for name in weights)
-    about = json.loads((folder / "about.json").read_text())
-    assert "ended" in about and len(about["went_on_by"]) == 1
-    # now that it has ended, a fit without folds does not continue in it
-    assert not is_cross_validation(["fit", "--resume", "--trainer.default_root_dir", "a/runs"])
-
-
-def test_a_first_fold_that_fails_leaves_no_folder(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(cross_validation, "start_command", lambda command, **_: 2)
-    with pytest.raises(SystemExit) as stopped:
-        fit(images, tmp_path, "--folds", "2")
-    assert stopped.value.code == 2 and not (tmp_path / "fit").exists()
-
-
-def test_a_fold_is_tested_on_the_test_folder_of_other_images(finished, colours):
-    """Not on a fold of their training images."""
-    others = ImageFolderData(str(colours), exclude=["red"], num_folds=NUM_FOLDS, fold=1)
-    exclude_seen(others, "test", read_checkpoint(best(fold_runs(finished, NUM_FOLDS)[0])))
-    expected = [path for path in (colours / "test").rglob("*.png") if path.parent.name != "red"]
-    assert sorted(others.splits["test"].paths) == sorted(map(str, expected))
 
 
 @pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands of folds, which are not run."""
+def commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """The commands of folds, which are not run and end with the code that is first in the list."""
     started: list[list[str]] = []
 
     def start(command: list[str], cwd: str = ".", **_: object) -> int:
         started.append(command)
-        return 0
+        return 0 if "--resume" in " ".join(command) else 2
 
     monkeypatch.setattr(cross_validation, "start_command", start)
-    return started
+    yield started
 
 
-def test_an_ended_one_runs_nothing_again_and_can_be_prolonged(finished, tmp_path, commands):
+def test_resume_of_ended_folds_runs_nothing_again_unless_with_more_epochs(
+    finished, tmp_path, commands
+):
     folder = tmp_path / "fit/version_0"
     shutil.copytree(finished, folder, ignore=shutil.ignore_patterns(".lock"))
     data = ("--data.table", finished.parents[1] / "images.csv")
@@ -421,113 +367,26 @@ def test_an_ended_one_runs_nothing_again_and_can_be_prolonged(finished, tmp_path
     assert (folder / "predictions.csv").read_bytes() == (finished / "predictions.csv").read_bytes()
     run("fit", "--resume", folder, "--epochs", "2", "--minutes", "5")  # the length is chosen
     assert [command[1:3] for command in commands] == [["--trainer.max_epochs", "2"]] * NUM_FOLDS
-    assert not any("--minutes" in command for command in commands)
     run("runs", "rm", folder, "--yes")
     assert not folder.exists()
 
 
-def test_the_minutes_are_divided(images, tmp_path, monkeypatch, caplog):
-    started: list[list[str]] = []
-
-    def fails(command: list[str], **_: object) -> int:
-        started.append(command)
-        return 2
-
-    monkeypatch.setattr(cross_validation, "start_command", fails)
-    with pytest.raises(SystemExit), caplog.at_level("INFO"):
+def test_minutes_are_shared_by_folds_and_a_first_fold_that_fails_leaves_no_folder(
+    images, tmp_path, commands
+):
+    with pytest.raises(SystemExit) as stopped:
         fit(images, tmp_path, "--folds", "3", "--minutes", "6")
-    (first,) = started
-    share = float(first[first.index("--minutes") + 1])
-    assert 1.9 < share < 2  # less what this command has taken
+    (first,) = commands
+    assert 1.9 < float(first[first.index("--minutes") + 1]) < 2  # less what this command has taken
     assert first.count("--minutes") == 1
-    assert "--minutes 6: 2 minutes for each of 3 folds; the first one chooses the" in caplog.text
+    assert stopped.value.code == 2 and not (tmp_path / "fit").exists()
 
 
-def test_in_python_the_result_is_that_of_all_folds(images, finished, monkeypatch):
+def test_fit_in_python_with_folds_has_the_result_of_all(images, finished, monkeypatch):
     """`test_started_processes.py` runs a fit in processes."""
     given: list[list[str]] = []
-
-    def run_command(arguments: list[str]) -> Path:
-        given.append(arguments)
-        return finished
-
-    monkeypatch.setattr(fitting, "run_command", run_command)
+    monkeypatch.setattr(fitting, "run_command", lambda line: given.append(line) or finished)
     fitted = finetune.fit(images, folds=NUM_FOLDS, epochs=1)
     assert given == [["fit", str(images), "--epochs", "1", "--folds", str(NUM_FOLDS)]]
-    num = sum(CLASSES.values())
     assert fitted.accuracy == result_of(finished)["test/accuracy"]
-    assert f"of {num}; " in repr(fitted)
-    assert [row["fold"] for row in fitted.history] == [1, 2]
-    assert fitted.best == best(finished)
-
-
-def test_the_folds_have_the_settings_of_the_first(finished):
-    config = (finished / "config.yaml").read_text()
-    assert "    fold: null\n" in config and "    num_folds: null\n" in config
-    assert f"  default_root_dir: {json.dumps(str(finished.parents[1]))}\n" in config
-    settings = [
-        re.sub(r"fold_\d|fold: \d", "", (run / "config.yaml").read_text())
-        for run in fold_runs(finished, NUM_FOLDS)
-    ]
-    assert len(set(settings)) == 1
-
-
-def commands_of(folder: Path, *changes: tuple[str, str | None]) -> list[list[str] | None]:
-    record = FoldRecord(3, [("data.root", "d"), ("trainer.max_epochs", "2")], "/")
-    return [cross_validation._fold_command(folder, record, fold, [*changes]) for fold in (1, 2, 3)]
-
-
-def test_the_command_of_a_fold_depends_on_how_far_it_is(tmp_path):
-    own = ["--trainer.default_root_dir", str(tmp_path), "--name"]
-    first, second, _ = commands_of(tmp_path)
-    numbers = ["--data.num_folds", "3", "--data.fold"]
-    flags = ["--data.root", "d", "--trainer.max_epochs", "2"]
-    assert first == ["fit", *flags, *own, "fold_1", *numbers, "1"]
-    assert second == [
-        "fit",
-        "--config",
-        str(tmp_path / "config.yaml"),
-        *own,
-        "fold_2",
-        *numbers,
-        "2",
-    ]
-    changed = commands_of(tmp_path, ("trainer.max_epochs", "5"))[0]
-    assert changed[1:5] == ["--data.root", "d", "--trainer.max_epochs", "5"]
-    runs = fold_runs(tmp_path, 3)
-    for run in runs[:2]:
-        (run / "checkpoints").mkdir(parents=True)
-        (run / "checkpoints/last.ckpt").touch()
-    (runs[0] / "about.json").write_text('{"ended": "now"}')
-    (runs[0] / "test.json").write_text("{}")
-    assert commands_of(tmp_path)[:2] == [None, ["fit", f"--resume={runs[1]}"]]
-    more = ("trainer.max_epochs", "5")
-    assert commands_of(tmp_path, more)[0] == [
-        "fit",
-        "--trainer.max_epochs",
-        "5",
-        f"--resume={runs[0]}",
-    ]
-    (runs[0] / "checkpoints/last.ckpt").unlink()  # by --keep_last false
-    assert commands_of(tmp_path, more)[0] is None
-
-
-def test_an_ensemble_may_have_as_many_members_as_there_may_be_folds():
-    assert MAX_FOLDS == MAX_MEMBERS
-
-
-@pytest.mark.parametrize("table", [None, "labels.csv"])
-@pytest.mark.parametrize(("root", "value"), [("s3://bucket/set", "s3://bucket/set"), ("set", None)])
-def test_the_last_test_gets_an_address_of_images_which_a_checkpoint_may_not_choose(
-    root, value, table, tmp_path, monkeypatch
-):
-    commands: list[list[str]] = []
-    monkeypatch.setattr(
-        cross_validation, "_run", lambda folder, command, record: commands.append(command) or 1
-    )
-    with pytest.raises(SystemExit):
-        arguments = {"root": root, "table": table}
-        cross_validation._test_together(tmp_path, FoldRecord(2, [], str(tmp_path)), arguments)
-    line = parse_line(commands[0][1:])
-    assert line.last("data.root") == value
-    assert line.last("data.table") == (table if value else None)
+    assert [row["fold"] for row in fitted.history] == [1, 2] and fitted.best == best(finished)

@@ -11,7 +11,6 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from finetune.cli import main
 from finetune.commands.error_lines import exit_code, one_line
-from finetune.commands.parser import OneLineErrorParser, explain
 from finetune.distributed.signals import Interrupted
 from finetune.system.messages import WrongUsage
 
@@ -117,10 +116,3 @@ def test_advice_about_memory_is_for_commands_with_batches():
     assert one_line(MemoryError(), "check") == "out of memory"
     assert "--batch" in one_line(MemoryError(), "test")
     assert one_line(torch.OutOfMemoryError("CUDA out of memory"), "serve") == "out of GPU memory"
-
-
-def test_a_long_message_of_the_parser_becomes_one_short_line():
-    parser = OneLineErrorParser()
-    assert explain(parser, "Problem:\n  - one\n\n  - two ") == "Problem: - one - two"
-    long = explain(parser, "begin " + "x" * 5000 + " Given value: 3")
-    assert len(long) < 500 and long.startswith("begin") and long.endswith("Given value: 3")

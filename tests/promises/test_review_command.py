@@ -1,0 +1,92 @@
+"""`finetune review` as a process: its output, its end, and what it has saved."""
+
+import json
+import re
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import start
+
+from finetune.data.corrections import parse_corrections
+
+pytestmark = pytest.mark.slow
+
+
+class Review:
+    """A process of `finetune review`."""
+
+    def __init__(self, *arguments: object, cwd: Path) -> None:
+        self.process = start("review", *arguments, "--out", "c.csv", cwd=cwd)
+        deadline = time.monotonic() + 90
+        while (
+            "Ctrl-C stops" not in self.process.stdout
+            and self.process.poll() is None
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.02)
+        address = re.search(r"open (http://127\.0\.0\.1:\d+)(/[\w-]{32}/)", self.process.stdout)
+        assert address, self.process.stderr
+        self.origin, self.path = address.groups()
+
+    def ask(self, path: str, body: bytes | None = None) -> Any:
+        headers = {"Content-Type": "application/json", "Origin": self.origin}
+        request = urllib.request.Request(self.origin + self.path + path, body, headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def decide(self, index: int) -> str:
+        item = self.ask(f"item/{index}")
+        body = {"index": index, "action": "exclude", "labels": None, "line": item["line"]}
+        self.ask("decide", json.dumps(body).encode())
+        return item["name"]
+
+
+@contextmanager
+def reviewed(*arguments: object, cwd: Path) -> Iterator[Review]:
+    review = Review(*arguments, cwd=cwd)
+    try:
+        yield review
+    finally:
+        review.process.kill()
+
+
+def lines_in(folder: Path) -> list[Any]:
+    return list(parse_corrections((folder / "c.csv").read_bytes(), "c.csv"))
+
+
+def test_review_saves_and_ends_at_ctrl_c(colours, fitted_runs, tmp_path):
+    with reviewed(colours, fitted_runs.single, cwd=tmp_path) as review:
+        assert "90 images in 3 classes" in review.process.stdout
+        assert "among these images" in review.process.stderr
+        deadline = time.monotonic() + 60
+        while not review.ask("state")["ranking"]["is_ready"] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert review.ask("item/0")["neighbours"]  # which the network of the run has ranked
+        name = review.decide(0)
+        with pytest.raises(urllib.error.HTTPError, match="413"):  # and no broken connection
+            review.ask("decide", b"x" * 10_000_000)
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(review.origin + "/", timeout=30)
+        review.process.send_signal(signal.SIGINT)
+        assert review.process.wait(30) == 0
+    assert "--data.corrections c.csv" in review.process.stdout
+    assert "Traceback" not in review.process.stderr
+    (line,) = lines_in(tmp_path)
+    assert line.path == name and line.now == "excluded" and line.by and line.when.endswith("Z")
+
+
+def test_review_that_is_killed_has_saved_what_it_has_acknowledged(colours, tmp_path):
+    with reviewed(colours, cwd=tmp_path) as review:
+        names = [review.decide(i) for i in range(5)]
+        review.process.send_signal(signal.SIGKILL)
+        review.process.wait(30)
+    assert [line.path for line in lines_in(tmp_path)] == names
+    with reviewed(colours, cwd=tmp_path) as again:
+        assert again.ask("state")["counts"]["excluded"] == 5
