@@ -96,21 +96,22 @@ class Spelled:
         self.names = data.draw(st.sets(st.sampled_from(sorted(VALUES)), min_size=4))
         self.words: list[str] = []
         configs: list[dict[str, Any]] = [{}, {}]
+        of_class = ""
         for name in sorted(self.names):
-            places = ["flag", "config"] if self._may_be_in_the_second(name) else ["flag", "first"]
-            place = data.draw(st.sampled_from(places))
+            place = data.draw(st.sampled_from(["flag", "first", "second"]))
+            if name == CLASS:
+                of_class = place
+            elif name == "model.optimizer.lr" and place != "flag":
+                place = of_class or place  # a rate in a config is that of the optimizer there
             if place == "flag":
                 self._add_flag(data, name)
             else:
-                self._put(data, configs[place == "config"], name)
+                self._put(data, configs[place == "second"], name)
         for i, content in enumerate(configs):
             if content:
                 path = folder / f"{i}.yaml"
                 path.write_text(yaml.safe_dump(content))
                 self.words += ["--config", str(path)]
-
-    def _may_be_in_the_second(self, name: str) -> bool:
-        return not name.startswith("model.optimizer.") or CLASS not in self.names
 
     def _add_flag(self, data: st.DataObject, name: str) -> None:
         group = "data" if name.startswith("data.") else "model.optimizer"
