@@ -87,7 +87,7 @@ def job_of(session: Any, network: str, weights: str) -> Any:
     from finetune.review.ranking_job import RankingJob
 
     return RankingJob(
-        listing=session.images.listing,
+        data=session.images,
         labels_now=session.labels_now,
         network=network_of(network, weights),
         on_ready=session.put_ranking,
@@ -127,9 +127,9 @@ def review(images: Any, job_facts: Any, truth: np.ndarray, file: Path, how: dict
 
 
 def with_labels(images: Any, labels: np.ndarray) -> Any:
-    targets = replace(images.targets, labels=labels)
-    listing = replace(images.listing, class_of=labels)
-    return replace(images, targets=targets, listing=listing)
+    samples = images.splits["all"]
+    targets = replace(samples.targets, labels=labels)
+    return replace(images, splits={"all": replace(samples, targets=targets)})
 
 
 def found(run: Run, folder: Path, weights: str) -> dict:

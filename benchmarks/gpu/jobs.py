@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.documents import ROOT
-from finetune.data.datasets.folders import scan
+from finetune.data.datasets.scan import scan
 
 CACHED = "ours, cache"
 TORCHVISION = "torchvision"
@@ -92,7 +92,7 @@ def enlarge(root: Path, num_images: int, place: Path) -> Path:
 
     An epoch must be long compared with its beginning, when the device waits for the first batches.
     """
-    _, found = scan(root)
+    found = scan(str(root)).splits
     if "train" not in found:
         raise ValueError(f"{root} has no folder train")
     paths = [Path(path) for path in found["train"].paths]

@@ -15,7 +15,7 @@ from finetune.data.checking.check_page import write_json, write_lists, write_pag
 from finetune.data.checking.checks import (
     class_findings,
     file_findings,
-    folder_findings,
+    scan_findings,
 )
 from finetune.data.checking.duplicates import is_blank, near_duplicates
 from finetune.data.checking.exact_duplicates import equal_files
@@ -28,12 +28,14 @@ from finetune.data.checking.findings import (
 from finetune.data.checking.image_facts import Facts, collect_facts, inspect_images
 from finetune.data.checking.series import series_findings
 from finetune.data.checking.shortcuts import shortcuts
+from finetune.data.corrected_samples import correct
 from finetune.data.corrections import read_corrections
-from finetune.data.datasets.listing import Listing, correct_listing
-from finetune.data.datasets.sources import choose_source
+from finetune.data.data_set import DataSet
+from finetune.data.datasets.scan import scan
+from finetune.data.faults import refuse_faults
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.tables.table_file import check_supported, is_table
-from finetune.data.tables.table_rows import TableOptions
+from finetune.data.tables.table_scan import ScanOptions
 from finetune.system import openmp
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage, as_wrong_usage, counted, reason, shown
@@ -98,38 +100,37 @@ def check(  # noqa: PLR0913 (an argument for each option)
         _check_is_ours(Path(output))
         if lists is not None:
             check_target(Path(lists, "unreadable.txt"), "--lists")
-        options = TableOptions(
+        options = ScanOptions(
             root=root,
             columns=parse_columns(columns),
             separator=label_separator,
             labels=labels,
         )
-        table = folder if is_table(folder) else None
-        if table is None:
+        if not is_table(folder):
             check_supported(folder)
             if root is not None:
                 raise WrongUsage(f"--root is for tables, and {folder} is a folder")
-        listing = choose_source(folder, table, options, group="").listing()
+        data = _scanned(folder, options)
         if corrections is not None:
-            listing, applied = correct_listing(
-                listing, read_corrections(corrections, "--corrections")
-            )
-            print(applied.line())
+            decisions = read_corrections(corrections, "--corrections")
+            data = correct(data, corrections, decisions, with_test=True)
+            if data.corrections is not None:
+                print(data.corrections.line())
         # before images are read, so that an error comes early
         with as_wrong_usage("--weights" if ckpt_path is None else "--ckpt_path"):
             network = label_network(weights, backbone, image_size, ckpt_path)
-        num = len(listing.paths)
-        facts = collect_facts(track(inspect_images(listing.paths), num, "reading images"), num)
-        findings = worst_first([*_findings(listing, facts, network)])
+        num = len(data)
+        facts = collect_facts(track(inspect_images(data.paths), num, "reading images"), num)
+        findings = worst_first([*_findings(data, facts, network)])
         seconds = time.perf_counter() - began
         Path(output).mkdir(parents=True, exist_ok=True)
         network_name = network.name if network else ""
-        write_json(Path(output, "check.json"), listing, findings, network_name)
-        write_page(Path(output, "check.html"), listing, findings, seconds, network_name)
-        num_unlisted = 0 if lists is None else write_lists(Path(lists), listing, findings)
+        write_json(Path(output, "check.json"), data, findings, network_name)
+        write_page(Path(output, "check.html"), data, findings, seconds, network_name)
+        num_unlisted = 0 if lists is None else write_lists(Path(lists), data, findings)
     except OSError as error:
         raise WrongUsage(reason(error)) from error
-    _print_findings(listing, findings)
+    _print_findings(data, findings)
     print(f"report in {Path(output, 'check.html')}, as JSON in {Path(output, 'check.json')}")
     if lists is not None:
         _print_lists(lists, findings)
@@ -138,6 +139,21 @@ def check(  # noqa: PLR0913 (an argument for each option)
             f"{counted(num_unlisted, 'file')} with a line break in the name cannot be listed: see check.json"
         )
     sys.exit(any(finding.is_judged for finding in findings))
+
+
+def _scanned(folder: str, options: ScanOptions) -> DataSet:
+    """Return the images of a folder or a table, with its faults.
+
+    Raises:
+        WrongUsage: It is not a data set, or all its rows are faulty.
+    """
+    try:
+        data = scan(folder, options, group="")
+        if data.is_table and not len(data):
+            refuse_faults(data.faults, skip=False)
+    except ValueError as error:
+        raise WrongUsage(reason(error)) from error
+    return data
 
 
 def _check_is_ours(folder: Path) -> None:
@@ -235,10 +251,10 @@ def label_network(
     )
 
 
-def _findings(listing: Listing, facts: Facts, network: LabelNetwork | None) -> Iterator[Finding]:
+def _findings(data: DataSet, facts: Facts, network: LabelNetwork | None) -> Iterator[Finding]:
     """Yield all findings, those that need a network only if there is one."""
     shows_something = facts.is_readable & ~is_blank(facts)
-    exact = equal_files(listing.paths, np.where(shows_something, facts.num_bytes, -1))
+    exact = equal_files(data.paths, np.where(shows_something, facts.num_bytes, -1))
     copies = [i for members in exact for i in members[1:]]
     chosen = np.setdiff1d(np.flatnonzero(shows_something), copies)
     near = near_duplicates(facts, chosen)
@@ -246,40 +262,35 @@ def _findings(listing: Listing, facts: Facts, network: LabelNetwork | None) -> I
         from finetune.features.image_features import image_features
         from finetune.features.label_errors import label_findings
 
-        paths = [listing.paths[int(i)] for i in chosen]
+        paths = [data.paths[int(i)] for i in chosen]
         parts = image_features(network.features, paths, network.preparation)
         features = np.stack(list(track(parts, len(paths), "computing features")))
-        yield from label_findings(listing, chosen, features.astype(np.float64), near)
-    yield from duplicate_findings(listing, exact, near)
-    yield from file_findings(listing, facts)
-    yield from folder_findings(listing)
-    if not listing.has_several_labels:
-        yield from class_findings(listing)
-    if listing.has_several_labels:
+        yield from label_findings(data, chosen, features.astype(np.float64), near)
+    yield from duplicate_findings(data, exact, near)
+    yield from file_findings(facts)
+    yield from scan_findings(data)
+    if data.label_kind == "several":
         return
+    yield from class_findings(data)
     seen = np.flatnonzero(shows_something)
-    yield from series_findings(listing, facts, seen)
-    of_class = shortcuts(facts, seen, "class", listing.class_of, listing.class_names)
-    yield from shortcut_findings(
-        of_class + shortcuts(facts, seen, "split", listing.split_of, listing.splits)
-    )
+    yield from series_findings(data, facts, seen)
+    of_class = shortcuts(facts, seen, "class", data.set_of, data.class_names)
+    of_split = shortcuts(facts, seen, "split", data.split_of, list(data.splits))
+    yield from shortcut_findings(of_class + of_split)
 
 
-def _print_findings(listing: Listing, findings: list[Finding]) -> None:
-    counts = zip(listing.splits, listing.counts().sum(axis=1).tolist(), strict=True)
-    by_split = ", ".join(f"{split} {num:,}" for split, num in counts if split != "all")
-    classes = counted(len(listing.class_names), "class", "classes")
-    if listing.has_several_labels:
-        classes = (
-            f"{counted(len(listing.label_names), 'class', 'classes')}, several labels per image"
-        )
+def _print_findings(data: DataSet, findings: list[Finding]) -> None:
+    by_split = ", ".join(f"{n} {len(part):,}" for n, part in data.splits.items() if n != "all")
+    classes = counted(len(data.class_names), "class", "classes")
+    if data.label_kind == "several":
+        classes += ", several labels per image"
     splits = f" ({by_split})" if by_split else ""
-    print(f"{shown(listing.place)}: {counted(len(listing.paths), 'image')} in {classes}{splits}")
+    print(f"{shown(data.place)}: {counted(len(data), 'image')} in {classes}{splits}")
     for finding in findings:
         first = finding.rows[0] if finding.rows else None
         example = ""
         if first is not None:
-            named = " = ".join(map(listing.name, first.images[:2]))
+            named = " = ".join(map(data.name, first.images[:2]))
             such_as = ", such as " if len(finding.rows) > 1 else ": "
             example = such_as + (f"{named} ({first.note})" if named else first.note)
         print(

@@ -31,7 +31,6 @@ from finetune.commands.resumption import data_module
 from finetune.data.addresses import is_address, joined
 from finetune.data.data_place import address_in
 from finetune.data.data_settings import MAX_FOLDS
-from finetune.data.splits import SET_APART
 from finetune.distributed.child_command import start_command, wait_for
 from finetune.distributed.launch import has_launcher
 from finetune.inference.joined_checkpoint import join_checkpoints
@@ -380,7 +379,7 @@ def _conclude(folder: Path, record: FoldRecord) -> None:
     )
     write_predictions([run.path for run in runs], folder / "predictions.csv")
     result = merged_result(runs, calibration)
-    if "test" in data.splits and data.splits["test"].origin != SET_APART:
+    if "test" in data.splits and not data.splits["test"].is_drawn:
         result["test_folder"] = _test_together(folder, record, arguments)
     write_result(folder / "test.json", result)
     _write_seconds(folder, runs)

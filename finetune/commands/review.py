@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from finetune.data.addresses import is_address
 from finetune.data.corrections import CorrectionsFile
 from finetune.data.tables.table_columns import parse_columns
-from finetune.data.tables.table_rows import TableOptions
+from finetune.data.tables.table_scan import ScanOptions
 from finetune.system.file_names import composed
 from finetune.system.files import check_target
 from finetune.system.messages import (
@@ -27,8 +27,8 @@ from finetune.system.messages import (
 )
 
 if TYPE_CHECKING:
+    from finetune.data.data_set import DataSet
     from finetune.review.ranking_job import Network
-    from finetune.review.review_images import ReviewImages
     from finetune.runs.record import RunRecord
 
 _FILE = "corrections.csv"
@@ -66,7 +66,7 @@ def review(  # noqa: PLR0913 (an argument for each option)
         label_separator: Character between several labels of an image in a table.
     """
     be_quiet()
-    table = TableOptions(
+    options = ScanOptions(
         root=root,
         columns=parse_columns(columns),
         separator=label_separator,
@@ -89,7 +89,7 @@ def review(  # noqa: PLR0913 (an argument for each option)
         from finetune.review.review_session import ReviewSession
         from finetune.runs.run_checkpoint import checkpoint_of
 
-        images = list_images(folder, table)
+        images = list_images(folder, options)
         place_of_run = None if run is None else _folder_of_run(run)
         mistakes = {} if place_of_run is None else _mistakes(images, place_of_run)
         ckpt_path = None
@@ -100,7 +100,7 @@ def review(  # noqa: PLR0913 (an argument for each option)
         network = _network(weights, ckpt_path)
         session = ReviewSession(images, file, _user(), mistakes)
         job = RankingJob(
-            listing=images.listing,
+            data=images,
             labels_now=session.labels_now,
             network=network,
             on_ready=session.put_ranking,
@@ -195,7 +195,7 @@ def _network(weights: str | None, ckpt_path: str | None) -> "Network | None":
     return network and Network(network.features, network.preparation)
 
 
-def _mistakes(images: "ReviewImages", place: str) -> dict[int, tuple[str, float]]:
+def _mistakes(images: "DataSet", place: str) -> dict[int, tuple[str, float]]:
     """Print how many mistakes a run has made among the images, and return them."""
     from finetune.runs.record import read_run
 
@@ -204,28 +204,31 @@ def _mistakes(images: "ReviewImages", place: str) -> dict[int, tuple[str, float]
     return mistakes
 
 
-def _find_mistakes(images: "ReviewImages", record: "RunRecord") -> dict[int, tuple[str, float]]:
+def _find_mistakes(images: "DataSet", record: "RunRecord") -> dict[int, tuple[str, float]]:
     """Return the mistakes of a run among the images, as in `Evidence`; none if it has other classes or labels."""
     from finetune.review.doubts import find_label_mistakes, find_mistakes
     from finetune.runs.tested_images import tested_names
 
-    by_real_path = {os.path.realpath(path): i for i, path in enumerate(images.listing.paths)}
+    by_name = {composed(name): i for i, name in enumerate(images.names())}
+    by_real_path = {os.path.realpath(path): i for i, path in enumerate(images.paths)}
 
     def index_of(paths: Sequence[str]) -> dict[str, int]:
         """Return the indices of test images; by their paths in the data folder if this is another folder."""
         real = {path: os.path.realpath(path) for path in paths}
         same = {path: by_real_path[name] for path, name in real.items() if name in by_real_path}
         named = zip(paths, map(composed, tested_names(record)), strict=True)
-        return same or {
-            path: images.index_of[name] for path, name in named if name in images.index_of
-        }
+        return same or {path: by_name[name] for path, name in named if name in by_name}
 
     labels = images.targets.labels
     single = record.answers
     several = record.label_answers
-    if not images.has_several and single is not None:
+    if images.label_kind == "single" and single is not None:
         return find_mistakes(single, index_of(single.paths), labels, images.class_names)
-    if images.has_several and several is not None and several.class_names == images.class_names:
+    if (
+        images.label_kind == "several"
+        and several is not None
+        and several.class_names == images.class_names
+    ):
         return find_label_mistakes(several, index_of(several.paths), labels)
     return {}
 

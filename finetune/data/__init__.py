@@ -2,11 +2,12 @@
 
 Lists of images:
 
-- `samples`: the images of one split as a table, with their `targets`.
+- `samples`: the images of one split as a table, with their `targets`. `data_set`: the classes and splits of a place,
+  with its `faults`.
 - `tables`: the package that reads tables of images, such as .csv.
-- `datasets`: the package that builds lists of images. `walk` finds image files, `groups` are images that share a split,
-  `splits` splits them.
-- `corrections`: reads and appends to corrections.csv. `corrected_samples` applies it to the lists.
+- `datasets`: the package that finds the images of a place. `walk` finds image files.
+- From a data set to a data set: `groups` puts images into groups that share a split, `drawn_splits` draws splits by the
+  hashes of `splits`, and `corrected_samples` applies the labels of a corrections.csv, which `corrections` reads.
 - `local_folders`: copies `archives` and datasets of the Hugging Face hub to a cache.
 - `storage`: lists folders, stats files and opens them, with the types of `file_entries`; `object_storage` does so at
   `addresses` such as s3://bucket/x, and `fetching` reads ahead from there. It looks files up in an
@@ -26,7 +27,7 @@ Batches:
 - `loader`: worker processes. `train_loader`: prefetches the next epoch.
 - `device_copy`: copies batches to the GPU.
 
-`datamodule` is the base class of all data modules. `scanned_data` holds its images, `data_settings` its settings.
+`datamodule` is the base class of all data modules. `data_settings` has its settings.
 `class_weights` parses the weights of classes, `data_place` says where the images lie. The package
 `checking` looks for faults in a data set.
 

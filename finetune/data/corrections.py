@@ -23,14 +23,14 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from finetune.system.file_names import composed
 from finetune.system.files import lock_if_supported
-from finetune.system.messages import NotFound, WrongUsage, shown
+from finetune.system.messages import NotFound, WrongUsage, counted, shown
 
 COLUMNS = ("path", "was", "now", "by", "when")
 EXCLUDED = "excluded"
@@ -51,20 +51,56 @@ class Correction(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Corrections:
-    """The decisions that count.
+class Changes:
+    """What a file of corrections has changed in a data set.
 
     Attributes:
         file: Path of the file.
-        by_path: The last decision about each image, by its path in composed Unicode. Withdrawn ones are omitted.
+        splits: For each split that was corrected the numbers of images that were `changed`, `excluded` and
+            `confirmed`, of corrections that are `outdated`, because the label has changed since, and the most frequent
+            `pairs` of labels before and now, each with its number.
+        unknown: Number of corrections of images that are not in the data set.
+        in_test: Number of corrections of test images, which were not applied.
+        has_several: Whether images have several labels.
     """
 
     file: str
-    by_path: dict[str, Correction] = field(default_factory=dict)
+    splits: Mapping[str, Mapping[str, Any]]
+    unknown: int = 0
+    in_test: int = 0
+    has_several: bool = False
 
-    def find(self, path: str) -> Correction | None:
-        """Return the decision about an image, by its path relative to the data set."""
-        return self.by_path.get(composed(path))
+    def total(self, what: str) -> int:
+        """Return a number over all splits."""
+        return sum(split[what] for split in self.splits.values())
+
+    def line(self) -> str:
+        """Return a text with the numbers."""
+        changed = self.total("changed")
+        labels = counted(changed, "label")
+        if self.has_several:
+            labels = f"labels of {counted(changed, 'image')}"
+        text = f"corrections: {shown(self.file)}: {labels} changed, "
+        text += f"{counted(self.total('excluded'), 'image')} excluded"
+        of_test = self.splits.get("test", {"changed": 0, "excluded": 0})
+        if num := of_test["changed"] + of_test["excluded"]:
+            text += f", {num:,} of them in test"
+        if self.in_test:
+            text += f"; {self.in_test:,} of test images not applied (--data.correct_test true)"
+        if outdated := self.total("outdated"):
+            text += f"; {outdated:,} skipped, because the label has changed since"
+        if self.unknown:
+            text += f"; {self.unknown:,} of images that are not in the data set"
+        return text
+
+    def plain(self) -> dict[str, Any]:
+        """Return the numbers for JSON."""
+        return {
+            "file": self.file,
+            "splits": self.splits,
+            "unknown": self.unknown,
+            "in_test": self.in_test,
+        }
 
 
 def join_labels(labels: Sequence[str]) -> str:
@@ -86,8 +122,8 @@ def split_labels(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(label for label in labels if label))
 
 
-def read_corrections(file: str | Path, option: str = "--data.corrections") -> Corrections:
-    """Read a file of corrections.
+def read_corrections(file: str | Path, option: str = "--data.corrections") -> dict[str, Correction]:
+    """Return the last decision of a file about each image, by its path in composed Unicode.
 
     Args:
         file: Its path.
@@ -104,7 +140,7 @@ def read_corrections(file: str | Path, option: str = "--data.corrections") -> Co
     except FileNotFoundError as error:
         message = f"{option}: there is no file {str(file)!r}; null applies none"
         raise NotFound(message) from error
-    return Corrections(str(file), last_decisions(parse_corrections(content, file)))
+    return last_decisions(parse_corrections(content, file))
 
 
 def last_decisions(lines: Iterable[Correction]) -> dict[str, Correction]:

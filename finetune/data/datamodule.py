@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from finetune.data.batch_limits import FitLimits, check_limit, num_within
 from finetune.data.data_place import is_copied
+from finetune.data.data_set import DataSet
 from finetune.data.data_settings import (
     Augmentation,
     Preparation,
@@ -41,7 +42,6 @@ from finetune.data.mixing import Mixing
 from finetune.data.prediction_paths import unlabelled_samples
 from finetune.data.samplers import EvalBatches, TrainBatches, evenly_spaced, run_seed
 from finetune.data.samples import Samples
-from finetune.data.scanned_data import ScannedData
 from finetune.data.seen_record import SeenRecord, add_digests, merge_records
 from finetune.data.storage import kind_of
 from finetune.data.tables.table_columns import parse_columns
@@ -241,13 +241,13 @@ class ImageDataModule(pl.LightningDataModule):
         _ = self.scanned
 
     @cached_property
-    def scanned(self) -> ScannedData:
+    def scanned(self) -> DataSet:
         """The images and their classes. The first use finds them; see `read`. A change replaces the complete value."""
         if self.predict is not None:
             images = unlabelled_samples(
                 self.predict, self.on_bad_image == "skip", is_rank_zero(), self.columns
             )
-            return ScannedData(self.expected_classes or [], {"predict": images})
+            return DataSet(self.expected_classes or [], {"predict": images})
         return self.scan()
 
     @property
@@ -281,7 +281,7 @@ class ImageDataModule(pl.LightningDataModule):
         return is_copied(root) or kind_of(root) not in (None, "link")
 
     @abstractmethod
-    def scan(self) -> ScannedData:
+    def scan(self) -> DataSet:
         """Return the images of the data set. A missing one is created or downloaded first. Use `read` to call it."""
 
     def use_all_images(self, split: str) -> None:

@@ -2,13 +2,14 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
+from finetune.data.data_set import DataSet
 from finetune.data.samples import Samples
-from finetune.data.splits import NOT_SET_APART, SET_APART, group_ids
+from finetune.data.splits import group_ids
 from finetune.system.messages import WrongUsage, counted, shown
 
 FOLDER = "folder"
@@ -36,11 +37,11 @@ def is_pattern(group_by: str | None) -> bool:
     return group_by not in (None, FOLDER)
 
 
-def put_into_groups(samples: Samples, group_by: str | None) -> Samples:
-    """Return images with their groups.
+def put_into_groups(data: DataSet, group_by: str | None) -> DataSet:
+    """Return a data set whose images have their groups.
 
     Args:
-        samples: The images of a split.
+        data: The data set.
         group_by: `folder` for the folder beneath the class, or a regular expression that is searched for in the path
             from the class on (`CLASS/FOLDER/FILE`): its first capture group, or else its match, is the group. An image
             without a match, or without a folder, is a group of its own.
@@ -49,22 +50,29 @@ def put_into_groups(samples: Samples, group_by: str | None) -> Samples:
         WrongUsage: The images have groups already.
     """
     if group_by is None:
-        return samples
-    if samples.groups is not None:
+        return data
+    if data.groups is not None:
         raise WrongUsage("the table has a column of groups: remove --data.group_by")
-    return replace(samples, groups=group_ids(_group_names(samples, group_by)))
+    has_split_folders = data.has_splits and not data.is_table
+    splits = {
+        split: replace(
+            samples, groups=group_ids(_group_names(samples.names(), group_by, has_split_folders))
+        )
+        for split, samples in data.splits.items()
+    }
+    return replace(data, splits=splits)
 
 
-def _group_names(samples: Samples, group_by: str) -> Iterator[str]:
+def _group_names(names: Iterable[str], group_by: str, has_split_folders: bool) -> Iterator[str]:
     pattern = re.compile(group_by)
-    without_split = replace(samples, tag="").names()
-    for name, own in zip(without_split, samples.names(), strict=True):
+    for name in names:
+        from_class = name.partition("/")[2] if has_split_folders else name
         if group_by == FOLDER:
-            group = "/".join(name.split("/")[1:-1])
+            group = "/".join(from_class.split("/")[1:-1])
         else:
-            match = pattern.search(name)
+            match = pattern.search(from_class)
             group = (match[1 if pattern.groups else 0] or "") if match else ""
-        yield group or own
+        yield group or name
 
 
 def has_groups(splits: Mapping[str, Samples]) -> bool:
@@ -93,26 +101,26 @@ def straddling_groups(splits: Mapping[str, Samples]) -> Iterator[str]:
                 )
 
 
-def unequal_shares(splits: Mapping[str, Samples], fractions: Mapping[str, float]) -> Iterator[str]:
+def unequal_shares(data: DataSet, fractions: Mapping[str, float]) -> Iterator[str]:
     """Yield a line for each split whose share is far from its fraction: groups, or many rare classes, can cause that.
 
     Args:
-        splits: The splits of a data set.
+        data: The data set.
         fractions: The requested fraction of all images for each split.
     """
-    apart = {name: part for name, part in splits.items() if part.origin == SET_APART}
-    train = splits["train"]
-    if has_groups(splits):
+    drawn = {name: part for name, part in data.splits.items() if part.is_drawn}
+    train = data.splits["train"]
+    if has_groups(data.splits):
         for name in ("val", "test"):
-            is_drawn = name == "val" or train.origin == NOT_SET_APART
-            if name not in splits and is_drawn and fractions[name] > 0:
+            is_asked_for = name == "val" or not data.has_splits
+            if name not in data.splits and is_asked_for and fractions[name] > 0:
                 num_groups = len(np.unique(train.groups)) if train.groups is not None else 0
                 yield (
                     f"{name} has no images, because groups are not divided and are too few: "
                     f"{counted(num_groups, 'group')} in train"
                 )
-    total = len(train) + sum(map(len, apart.values()))
-    for name, part in apart.items():
+    total = len(train) + sum(map(len, drawn.values()))
+    for name, part in drawn.items():
         share = len(part) / total
         wanted = fractions[name]
         by_chance = 2 * math.sqrt(wanted * (1 - wanted) / total)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from finetune.data.decode import IMAGE_SUFFIXES
+from finetune.data.faults import Fault, refuse_faults
 from finetune.data.heif import heic_advice
 from finetune.data.local_folders import local_folder
 from finetune.data.samples import PathList, Samples
@@ -17,7 +18,7 @@ from finetune.data.storage import file_stats, is_local, kind_of, normal_path, op
 from finetune.data.tables.table_file import check_supported, is_table
 from finetune.data.tables.table_rows import listed_paths
 from finetune.data.targets import ClassIndex
-from finetune.data.walk import SkippedFiles, find_images
+from finetune.data.walk import Skipped, find_images
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +68,13 @@ def _expand(
     refresh(pattern)
     kind = kind_of(pattern)
     if kind == "folder":
-        skipped = SkippedFiles(skip)
+        skipped = Skipped()
         paths = PathList(find_images(pattern, skipped))
-        if is_logged:
-            skipped.log_summary(pattern)
+        refuse_faults(skipped.faults, skip)
+        for note in (
+            [*map(Fault.line, skipped.faults), *skipped.notes(pattern)] if is_logged else []
+        ):
+            log.warning("%s", note)
         supported = " ".join(sorted(IMAGE_SUFFIXES))
         advice = heic_advice(skipped.suffixes)
         missing = f"the folder {pattern!r} has no images ({supported}){advice}"

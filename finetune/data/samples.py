@@ -86,27 +86,25 @@ class Samples:
     Attributes:
         paths: Path of each image.
         targets: Target of each image.
-        origin: Description of the source of the images.
-        folder: Folder that is a prefix of all paths; "" if there is none.
-        tag: The folder of the split below the root of the data set, such as `val/`; "" if there is none.
+        folder: Folder of the data set, which is a prefix of all paths; "" if there is none.
         shorter_side: Shorter side, in pixels, to which larger images are resized in decoding; None does not resize.
         cached: The decoded images, if a cache has them.
         stats: Size and times of each file, if they were read when the images were listed.
         groups: Group of each image as `splits.group_ids` of its name, (N,) uint64; None if there are no groups. The
             images of one group belong to one split.
         weights: Weight of each image in training, (N,) float64; None if all have the same.
+        is_drawn: Whether the images were held out of training at random, and are not a split of the user.
     """
 
     paths: Sequence[str]
     targets: Targets
-    origin: str = ""
     folder: str = ""
-    tag: str = ""
     shorter_side: int | None = None
     cached: CachedImages | None = None
     stats: FileStats | None = None
     groups: np.ndarray | None = None
     weights: np.ndarray | None = None
+    is_drawn: bool = False
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -126,7 +124,7 @@ class Samples:
     def names(self) -> Iterator[str]:
         """Yield the name of each image, which is its path below the root of the data set."""
         prefix = os.path.join(self.folder, "")
-        return (self.tag + path.removeprefix(prefix) for path in self.paths)
+        return (path.removeprefix(prefix) for path in self.paths)
 
     def load_stats(self) -> FileStats:
         """Return the size and times of each file. Files are only read from disk if `stats` is None."""

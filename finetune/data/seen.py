@@ -6,7 +6,6 @@ were trained on are not recorded.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from finetune.data.contents import UNKNOWN, file_digests
 from finetune.data.data_place import place_of
 from finetune.data.samples import Samples
 from finetune.data.seen_record import SeenRecord, file_sizes, read_record
-from finetune.data.splits import SET_APART, hashes
+from finetune.data.splits import SPLIT_NAMES, hashes
 from finetune.data.storage import is_same_place
 from finetune.system.messages import counted, shown
 
@@ -25,10 +24,10 @@ _DRAWN_BY = ("split_seed", "val_fraction", "test_fraction", "group_by", "num_fol
 _MOST_COMPARED = 1000  # images of a folder, to decide whether it is the training folder
 
 
-def describe(name: str, split: Samples, root: str | None) -> str:
-    """Return a text with the number of images of a split and their source."""
-    images = "image" if len(split) == 1 else "images"
-    return f"{len(split)} {name} {images} of {root} ({split.origin})"
+def describe(data: Any, split: str) -> str:
+    """Return a text with the number of images of a split of a data module and their source."""
+    images = counted(len(data.splits[split]), f"{split} image")
+    return f"{images} of {data.root} ({data.scanned.origin(split)})"
 
 
 def continue_record(data: Any, checkpoint: Mapping[str, Any], is_logged: bool = True) -> None:
@@ -68,7 +67,7 @@ def exclude_seen(
         data.use_all_images(split)
         exclude_copies(data, split, checkpoint, is_logged)
     if is_logged and split in data.splits and not data.is_fitted:
-        log.info(describe(split, data.splits[split], data.root))
+        log.info("%s", describe(data, split))
         if read_record(checkpoint) is None:
             log.warning(
                 "the checkpoint has no record of its training images: they are not excluded"
@@ -120,9 +119,9 @@ def _holds_half_of_record(data: Any, record: SeenRecord) -> bool:
     """Return whether a folder holds at least half of the recorded images by name, or by size if they were renamed."""
     # also by the names that images had before they were moved into the folder of a split
     names = [
-        replace(split, tag=tag).hashes()
+        hashed
         for split in data.splits.values()
-        for tag in {split.tag, ""}
+        for hashed in (split.hashes(), _hashes_without_split(split))
     ]
     if _holds_half(names, record.names):
         return True
@@ -134,6 +133,15 @@ def _holds_half_of_record(data: Any, record: SeenRecord) -> bool:
     # In both directions, because every size occurs among very many files.
     return _holds_half([*sizes.values()], record.sizes[record.sizes > 0]) and _holds_half(
         [record.sizes], trained
+    )
+
+
+def _hashes_without_split(samples: Samples) -> np.ndarray:
+    """Return the hashes of the names below the folders of splits, (N,) uint64."""
+    parts = (name.partition("/") for name in samples.names())
+    return hashes(
+        rest if first.lower() in SPLIT_NAMES and rest else first + slash + rest
+        for first, slash, rest in parts
     )
 
 
@@ -265,7 +273,7 @@ def _exclude_seen_rows(
     before = checkpoint.get("datamodule_hyper_parameters", {})
     if (
         any(before.get(name) != data.hparams.get(name) for name in _DRAWN_BY)
-        or samples.origin != SET_APART
+        or not samples.is_drawn
         or is_seen.all()
     ):
         raise ValueError(
@@ -326,7 +334,7 @@ def _seen_rows(
         sizes = file_sizes(samples)
         is_alike = (sizes > 0) & np.isin(sizes, record.sizes[:most][has_no_digest])
         is_seen |= is_alike & np.isin(
-            hashes(replace(samples, tag="").names()), record.names[:most][has_no_digest]
+            _hashes_without_split(samples), record.names[:most][has_no_digest]
         )
         if is_logged and (num := np.count_nonzero(is_alike & ~is_seen)):
             log.warning(
@@ -343,7 +351,7 @@ def _are_of_seen_groups(data: Any, split: str, seen: np.ndarray) -> np.ndarray:
     A group of one image that has grown may have changed its split.
     """
     samples = data.splits[split]
-    if samples.groups is None or samples.origin != SET_APART:
+    if samples.groups is None or not samples.is_drawn:
         return np.zeros(len(samples), bool)
     parts = [part for part in data.splits.values() if part.groups is not None]
     groups = [part.groups[np.isin(part.hashes(), seen)] for part in parts]

@@ -9,9 +9,6 @@ import numpy as np
 
 from finetune.system.file_names import composed
 
-SET_APART = "held out of training"
-NOT_SET_APART = "the remaining images"
-
 # The names of splits, in lower case: case does not matter.
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),

@@ -1,6 +1,5 @@
 """The search for image files in a folder and its subfolders, and the files that it skips."""
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -8,12 +7,12 @@ from dataclasses import dataclass, field
 
 from finetune.data.data_place import RUNS_MARK
 from finetune.data.decode import IMAGE_SUFFIXES
+from finetune.data.faults import Fault
 from finetune.data.file_entries import Entry
 from finetune.data.heif import heic_advice
 from finetune.data.storage import kind_of, storage_of
 from finetune.system.file_names import composed
-
-log = logging.getLogger(__name__)
+from finetune.system.messages import counted
 
 # Suffixes of files that accompany images in many data sets. They are skipped without a warning.
 _HARMLESS = {
@@ -37,27 +36,24 @@ _HARMLESS = {
 
 
 @dataclass
-class SkippedFiles:
+class Skipped:
     """The files and folders that a search has skipped.
 
     Attributes:
-        skip_unreadable: Skip unreadable folders, too. Otherwise they are an error.
-        unread: Descriptions of the unreadable folders and links.
+        faults: Folders that cannot be read, which are an error unless they are to be skipped.
+        links: Dangling links in place of folders.
         suffixes: Number of files of other types, by suffix.
         loose: Number of images outside of class folders, by folder.
-        rows: Descriptions of the faulty rows of a table.
     """
 
-    skip_unreadable: bool = False
-    unread: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
     suffixes: Counter[str] = field(default_factory=Counter)
     loose: Counter[str] = field(default_factory=Counter)
-    rows: list[str] = field(default_factory=list)
 
-    def log_summary(self, root: str) -> None:
-        """Log what was skipped, a line per kind, most frequent suffixes first."""
-        for text in self.unread:
-            log.warning("skipped %s", text)
+    def notes(self, root: str) -> list[str]:
+        """Return what was skipped, a line per kind, most frequent suffixes first."""
+        notes = [f"skipped {link}: a dangling link" for link in self.links]
         if self.suffixes:
             kinds = ", ".join(
                 f"{num} {suffix or 'without a suffix'}"
@@ -65,46 +61,27 @@ class SkippedFiles:
             )
             more = ", ..." if len(self.suffixes) > 8 else ""
             supported = " ".join(sorted(IMAGE_SUFFIXES))
-            log.warning(
-                "skipped in %s, not images: %s%s; supported are %s%s",
-                root,
-                kinds,
-                more,
-                supported,
-                heic_advice(self.suffixes),
+            notes.append(
+                f"skipped in {root}, not images: {kinds}{more}; supported are {supported}{heic_advice(self.suffixes)}"
             )
         for folder, num in self.loose.items():
-            log.warning(
-                "skipped %d %s outside of class folders, in %s",
-                num,
-                "image" if num == 1 else "images",
-                folder,
-            )
+            notes.append(f"skipped {counted(num, 'image')} outside of class folders, in {folder}")
+        return notes
 
 
-def find_images(
-    folder: str | os.PathLike[str],
-    skipped: SkippedFiles | None = None,
-    parents: Sequence[str] = (),
-) -> Iterator[str]:
+def find_images(folder: str, skipped: Skipped, parents: Sequence[str] = ()) -> Iterator[str]:
     """Yield the image files in `folder` and its subfolders, sorted by path. Hidden files and runs are skipped.
 
     Args:
         folder: The folder.
         skipped: Collects the files and folders that are skipped.
         parents: Real paths of the parent folders in this search.
-
-    Raises:
-        OSError: A folder cannot be read, or is a link to one of its parents.
     """
-    folder = os.fspath(folder)
     storage = storage_of(folder)
     try:
         entries = _visible(folder)
     except OSError as error:
-        if skipped is None or not skipped.skip_unreadable:
-            raise
-        skipped.unread.append(f"the folder {folder}: {error.strerror}")
+        skipped.faults.append(Fault(folder, error.strerror or str(error), can_skip=True))
         return
     parents = [*parents, storage.resolved(folder)]
     for entry in entries:
@@ -112,30 +89,25 @@ def find_images(
             if holds_runs(entry.path):
                 continue
             if entry.is_link and _is_above(storage.resolved(entry.path), parents):
-                text = f"{entry.path} is a link to a folder that it lies in"
-                if skipped is None or not skipped.skip_unreadable:
-                    raise OSError(f"{text}: remove it, or skip it with --data.on_bad_image skip")
-                skipped.unread.append(text)
+                text = "it is a link to a folder that it lies in"
+                skipped.faults.append(Fault(entry.path, text, "remove it", can_skip=True))
                 continue
             yield from find_images(entry.path, skipped, parents)
         elif is_image_file(entry.name):
             yield entry.path
-        elif (
-            skipped is not None
-            and (suffix := os.path.splitext(entry.name)[1].lower()) not in _HARMLESS
-        ):
+        elif (suffix := os.path.splitext(entry.name)[1].lower()) not in _HARMLESS:
             skipped.suffixes[suffix] += 1
 
 
-def num_loose(folder: str | os.PathLike[str]) -> int:
+def num_loose(folder: str) -> int:
     """Return the number of images in `folder` itself, without subfolders."""
-    entries = _visible(os.fspath(folder))
+    entries = _visible(folder)
     return sum(is_image_file(entry.name) and not entry.is_folder for entry in entries)
 
 
-def dangling_links(folder: str | os.PathLike[str]) -> list[str]:
+def dangling_links(folder: str) -> list[str]:
     """Return the links in `folder` itself whose target does not exist."""
-    links = [entry.path for entry in _visible(os.fspath(folder)) if entry.is_link]
+    links = [entry.path for entry in _visible(folder) if entry.is_link]
     return [link for link in links if kind_of(link) == "link"]
 
 

@@ -5,8 +5,6 @@ from typing import get_args
 
 from finetune.data.addresses import check_is_local
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.data.datasets.image_source import ImageSource
-from finetune.data.datasets.table_source import TableSource
 from finetune.demo.drawing import TABLE, Task, write_sample
 
 
@@ -15,7 +13,7 @@ class SampleData(ImageFolderData):
 
     default_root = "data/sample/target"
 
-    def source_in(self, folder: str) -> ImageSource:
+    def place_in(self, folder: str) -> str:
         check_is_local(folder)
         place = Path(folder)
         if not place.exists():
@@ -26,6 +24,4 @@ class SampleData(ImageFolderData):
                 )
             write_sample(place.parent, task)
         table = place / TABLE
-        if table.is_file():
-            return TableSource(table, self.table_options())
-        return super().source_in(folder)
+        return str(table) if table.is_file() else folder

@@ -18,7 +18,7 @@ from scipy.special import expit, softmax
 
 from finetune.data.checking.duplicates import Pair, connected
 from finetune.data.checking.findings import Finding, Row
-from finetune.data.datasets.listing import Listing
+from finetune.data.data_set import DataSet
 from finetune.data.targets import MultiHot
 from finetune.features.logistic_regression import (
     NUM_FOLDS,
@@ -39,19 +39,19 @@ def _with_progress(folds: Sequence[int]) -> Iterable[int]:
     return track(folds, NUM_FOLDS, "labels that are improbable")
 
 
-def fold_groups(listing: Listing, copies: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+def fold_groups(data: DataSet, copies: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
     """Return a number for each image, (N,). Images with the same number must be in one fold.
 
     These are copies of one photograph and images of one group, such as a patient.
 
     Args:
-        listing: The data set.
+        data: The data set.
         copies: Pairs of images that show the same photograph.
     """
-    numbers = np.arange(len(listing.paths))
+    numbers = np.arange(len(data.paths))
     edges = list(copies)
-    if listing.groups is not None:
-        first, group_of = first_of_groups(listing.groups)
+    if data.groups is not None:
+        first, group_of = first_of_groups(data.groups)
         edges += zip(first[group_of].tolist(), numbers.tolist(), strict=True)
     for members in connected(edges, len(numbers)):
         numbers[members] = members[0]
@@ -133,7 +133,7 @@ def learnable_labels(
 
 
 def label_findings(
-    listing: Listing,
+    data: DataSet,
     chosen: NDArray[np.int64],
     features: NDArray[np.floating],
     near: Sequence[Pair],
@@ -141,20 +141,20 @@ def label_findings(
     """Yield the ranking of the chosen images as a finding; of several labels that of pairs of image and label.
 
     Args:
-        listing: The data set.
+        data: The data set.
         chosen: Indices of the images, (N,).
         features: Features of the chosen images, (N, D).
         near: Pairs of copies.
     """
-    groups = fold_groups(listing, [pair[:2] for pair in near])
-    if listing.label_sets is not None:
-        has_label = listing.label_sets[listing.class_of[chosen]].astype(np.int64)
+    groups = fold_groups(data, [pair[:2] for pair in near])
+    if data.label_kind == "several":
+        has_label = data.targets.labels[chosen].astype(np.int64)
         yield from _several_label_findings(
-            listing.label_names, has_label, chosen, features, groups[chosen]
+            data.class_names, has_label, chosen, features, groups[chosen]
         )
         return
-    names = listing.class_names
-    labels = listing.class_of[chosen]
+    names = data.class_names
+    labels = data.targets.labels[chosen]
     if len(np.unique(labels)) < 2:
         return
     probabilities = out_of_fold(features, labels, groups[chosen], len(names))

@@ -9,8 +9,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.data.corrected_samples import label_set_name
-from finetune.data.datasets.listing import Listing
+from finetune.data.data_set import DataSet, label_set_name
 from finetune.runs.answers import Answers, LabelAnswers
 
 
@@ -87,19 +86,19 @@ class Order:
         return Order(np.concatenate([shown_before, others]), reasons)
 
 
-def order_images(listing: Listing, evidence: Evidence) -> Order:
+def order_images(data: DataSet, evidence: Evidence) -> Order:
     """Return the images in the order of a review.
 
     First come sets of copies with different labels, at least one of which is wrong. Then images for which the other
     images or a run suggest other labels, the least probable label first. Then copies in several splits, unreadable
     images, and all others.
     """
-    num = len(listing.paths)
+    num = len(data.paths)
     tiers = np.full(num, _Tier.OTHERS)
     # order within a tier: by the probability of the labels, copies by the number of their set
     keys = _probability_of_labels(evidence, num)
     reasons: dict[int, str] = {}
-    names = listing.class_names
+    names = data.class_names
     for i in _images_in_doubt(evidence):
         tiers[i] = _Tier.DOUBTFUL
         reasons[i] = _reason_of_doubt(i, evidence, names)
@@ -109,7 +108,7 @@ def order_images(listing: Listing, evidence: Evidence) -> Order:
     label_sets = evidence.label_sets()
     for number, members in enumerate(evidence.copies):
         example = {int(label_sets[i]): i for i in members}
-        splits = {int(listing.split_of[i]) for i in members}
+        splits = {int(data.split_of[i]) for i in members}
         for i in members:
             if len(example) > 1:
                 tiers[i] = _Tier.CONTRADICTION
@@ -119,7 +118,7 @@ def order_images(listing: Listing, evidence: Evidence) -> Order:
                 keys[i] = number
             elif len(splits) > 1 and tiers[i] != _Tier.DOUBTFUL:
                 tiers[i] = _Tier.LEAK
-                of_others = [listing.splits[k] for k in sorted(splits - {int(listing.split_of[i])})]
+                of_others = [list(data.splits)[k] for k in sorted(splits - {int(data.split_of[i])})]
                 reasons[i] = f"the same image is also in the {', '.join(of_others)} split"
                 keys[i] = number
     images = np.lexsort((np.arange(num), keys, tiers))

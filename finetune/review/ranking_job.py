@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from finetune.data.checking.duplicates import connected, is_blank, near_duplicates
 from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.image_facts import collect_facts, inspect_images
-from finetune.data.datasets.listing import Listing
+from finetune.data.data_set import DataSet
 from finetune.features.image_features import Features, image_features
 from finetune.features.label_errors import (
     fold_groups,
@@ -99,7 +99,7 @@ class RankingJob(threading.Thread):
     """Computes what is known about the labels of a data set, and computes it again when labels have changed.
 
     Args:
-        listing: The images.
+        data: The images.
         labels_now: Returns their labels. The job calls it before each ranking.
         network: The network; None to look for copies only.
         on_ready: Called in the thread with each result.
@@ -113,21 +113,21 @@ class RankingJob(threading.Thread):
 
     def __init__(
         self,
-        listing: Listing,
+        data: DataSet,
         labels_now: Callable[[], LabelsNow],
         network: Network | None,
         on_ready: Callable[[Ranked], None],
         outdated: threading.Event,
     ) -> None:
         super().__init__(daemon=True)
-        self.listing = listing
+        self.data = data
         self.labels_now = labels_now
         self.network = network
         self.on_ready = on_ready
         self.outdated = outdated
         self.error = ""
         self.done = 0
-        self.total = len(self.listing.paths) * (1 if network is None else 2)
+        self.total = len(self.data.paths) * (1 if network is None else 2)
         self.stopping = threading.Event()
         self.facts: ImageFacts | None = None
         self._ranked_by: LabelsNow | None = None
@@ -173,7 +173,7 @@ class RankingJob(threading.Thread):
 
     def inspect(self) -> ImageFacts:
         """Read all images: find copies and unreadable files, and compute features if there is a network."""
-        paths = self.listing.paths
+        paths = self.data.paths
         num = len(paths)
         is_kept = self.labels_now().is_kept
         facts = collect_facts(self._counted(inspect_images(paths)), num)
@@ -204,7 +204,7 @@ class RankingJob(threading.Thread):
 
     def _ranked(self, facts: ImageFacts, now: LabelsNow) -> Ranked:
         """Return the evidence with these labels. Excluded images are no part of it."""
-        sets = connected(facts.copies, len(self.listing.paths))
+        sets = connected(facts.copies, len(self.data))
         remaining = [[i for i in members if now.is_kept[i]] for members in sets]
         evidence = Evidence(
             now.labels,
@@ -227,9 +227,9 @@ class RankingJob(threading.Thread):
         labels = now.labels[chosen]
         if len(np.unique(labels, axis=0)) < 2:
             return None
-        num = len(self.listing.paths)
-        groups = fold_groups(self.listing, facts.copies)
-        num_classes = len(self.listing.class_names)
+        num = len(self.data.paths)
+        groups = fold_groups(self.data, facts.copies)
+        num_classes = len(self.data.class_names)
         probabilities = np.full((num, num_classes), np.nan)
         probabilities[chosen] = out_of_fold(
             facts.coordinates[rows], labels, groups[chosen], num_classes, self._until_stopped

@@ -44,7 +44,7 @@ class Routes:
     def __init__(self, session: ReviewSession, job: RankingJob, title: str) -> None:
         self.session = session
         self.job = job
-        self.previews = ImagePreviews(session.images.listing.paths)
+        self.previews = ImagePreviews(session.images.paths)
         self._page = render("review/review_page.html", title=title)
         self._decoders: anyio.CapacityLimiter | None = None
 

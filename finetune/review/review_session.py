@@ -23,9 +23,9 @@ from finetune.data.corrections import (
     join_labels,
     split_labels,
 )
+from finetune.data.data_set import DataSet
 from finetune.review.doubts import Evidence, Order, order_images
 from finetune.review.ranking_job import LabelsNow, Ranked
-from finetune.review.review_images import ReviewImages
 from finetune.system.file_names import composed
 from finetune.system.messages import shown
 
@@ -67,17 +67,21 @@ class ReviewSession:
         mistakes: The mistakes of a run, as in `Evidence`.
 
     Attributes:
+        has_several: Whether images have several labels.
+        index_of: The index of each image by its name in composed Unicode.
         outdated: Set when enough decisions were made to rank the labels again.
     """
 
     def __init__(
         self,
-        images: ReviewImages,
+        images: DataSet,
         file: CorrectionsFile,
         by: str,
         mistakes: dict[int, tuple[str, float]],
     ) -> None:
         self.images = images
+        self.has_several = images.label_kind == "several"
+        self.index_of = {composed(name): i for i, name in enumerate(images.names())}
         self.file = file
         self.by = by
         self.mistakes = mistakes
@@ -95,7 +99,7 @@ class ReviewSession:
         self._has_features: NDArray[np.bool_] = np.zeros(len(images), bool)
         self._sync()
         evidence = Evidence(self.labels_now().labels, mistakes=mistakes)
-        self._put_order(order_images(images.listing, evidence))
+        self._put_order(order_images(images, evidence))
 
     def labels_now(self) -> LabelsNow:
         """Return the labels by the decisions so far."""
@@ -106,7 +110,7 @@ class ReviewSession:
             for i, decision in self._decisions.items():
                 if decision.action == "exclude":
                     is_kept[i] = False
-                elif decision.action == "change" and self.images.has_several:
+                elif decision.action == "change" and self.has_several:
                     labels[i] = 0
                     labels[i, list(decision.labels)] = 1
                 elif decision.action == "change":
@@ -116,7 +120,7 @@ class ReviewSession:
     def put_ranking(self, ranked: Ranked) -> None:
         """Put the images that nobody has seen into the order of a ranking."""
         evidence = replace(ranked.evidence, mistakes=self.mistakes)
-        order = order_images(self.images.listing, evidence)
+        order = order_images(self.images, evidence)
         with self._lock:
             self._ranked = ranked
             if ranked.features is not None:
@@ -144,7 +148,7 @@ class ReviewSession:
             self._is_decided[:] = False
             self._num_read = 0
         for number, line in enumerate(lines[self._num_read :], self._num_read + 1):
-            i = self.images.index_of.get(composed(line.path))
+            i = self.index_of.get(composed(line.path))
             if i is not None:
                 self._decisions[i] = self._parse(i, line.now, number)
                 self._is_decided[i] = self._decisions[i].action != "none"
@@ -157,13 +161,13 @@ class ReviewSession:
         """Return the decision about an image from the text of `now`."""
         if now == EXCLUDED:
             return Decision("exclude", line=line)
-        names = split_labels(now) if self.images.has_several else (composed(now),)
+        names = split_labels(now) if self.has_several else (composed(now),)
         numbers = [self._index_of_class.get(name) for name in names]
         # withdrawn, or with a class of an earlier state of the data set
         if now == WITHDRAWN or None in numbers:
             return Decision(line=line)
         labels = sorted(number for number in numbers if number is not None)
-        action: Action = "right" if labels == self.images.labels(i) else "change"
+        action: Action = "right" if labels == self.images.labels_of(i) else "change"
         return Decision(action, tuple(labels), line)
 
     def state(self) -> dict[str, Any]:
@@ -172,8 +176,8 @@ class ReviewSession:
             self._sync()
             return {
                 "class_names": self.images.class_names,
-                "has_several": self.images.has_several,
-                "has_splits": len(self.images.listing.splits) > 1,
+                "has_several": self.has_several,
+                "has_splits": self.images.has_splits,
                 "file": shown(self.file.path),
                 "version": self.version,
                 "counts": self._counts(),
@@ -212,14 +216,13 @@ class ReviewSession:
     def _item(self, i: int) -> dict[str, Any]:
         position = int(self._position_of[i])
         decision = self._decisions.get(i, Decision())
-        listing = self.images.listing
         return {
             "version": self.version,
             "position": position,
             "index": i,
-            "name": shown(self.images.names[i]),
-            "split": listing.splits[int(listing.split_of[i])],
-            "labels": self.images.labels(i),
+            "name": shown(self.images.name(i)),
+            "split": self.images.split_name(i),
+            "labels": self.images.labels_of(i),
             "action": decision.action,
             "chosen": list(decision.labels) if decision.action == "change" else None,
             "line": decision.line,
@@ -260,9 +263,9 @@ class ReviewSession:
             self._sync()
             if self._decisions.get(index, Decision()).line != line:
                 raise Conflict
-            was = self._text(self.images.labels(index))
+            was = self._text(self.images.labels_of(index))
             when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            self.file.append(Correction(self.images.names[index], was, now, self.by, when))
+            self.file.append(Correction(self.images.name(index), was, now, self.by, when))
             self._read_lines()
             self._is_shown[index] = True
             return {"item": self._item(index), "counts": self._counts()}
@@ -278,18 +281,18 @@ class ReviewSession:
         if action == "none":
             return WITHDRAWN
         if action == "right":
-            return self._text(self.images.labels(index))
+            return self._text(self.images.labels_of(index))
         num_classes = len(self.images.class_names)
         if labels is None or not all(0 <= k < num_classes for k in labels):
             raise IndexError(labels)
-        if not self.images.has_several and len(labels) != 1:
+        if not self.has_several and len(labels) != 1:
             raise IndexError(labels)
         return self._text(sorted(set(labels)))
 
     def _text(self, labels: Sequence[int]) -> str:
         """Return labels as a file of corrections has them."""
         names = [self.images.class_names[k] for k in labels]
-        return join_labels(names) if self.images.has_several else names[0]
+        return join_labels(names) if self.has_several else names[0]
 
     def _next_after(self, position: int) -> int | None:
         """Return the first image after a position that has no decision; else the first of all; else None."""
@@ -306,7 +309,7 @@ class ReviewSession:
         The label of the image and that of its decision are among them, whatever their probability. If images have
         several labels, they are first.
         """
-        own = list(dict.fromkeys([*self.images.labels(i), *self._labels_by_decision(i)]))
+        own = list(dict.fromkeys([*self.images.labels_of(i), *self._labels_by_decision(i)]))
         evidence = None if self._ranked is None else self._ranked.evidence
         if evidence is None or evidence.probabilities is None:
             probability = np.full(len(self.images.class_names), np.nan)
@@ -315,12 +318,12 @@ class ReviewSession:
         near = [k for j in self._neighbours(i) for k in self._labels_by_decision(j)]
         # NaN is last
         probable = np.argsort(-probability, kind="stable")[: int((~np.isnan(probability)).sum())]
-        first = own if self.images.has_several or not len(probable) else []
+        first = own if self.has_several or not len(probable) else []
         order = dict.fromkeys(
             [*first, *probable.tolist(), *near, *range(len(self.images.class_names))]
         )
         chosen = list(order)[:_NUM_SUGGESTIONS]
-        if not self.images.has_several and (missing := [k for k in own if k not in chosen]):
+        if not self.has_several and (missing := [k for k in own if k not in chosen]):
             chosen[-len(missing) :] = missing
         rounded = [
             None if np.isnan(probability[k]) else round(float(probability[k]), 4) for k in chosen
@@ -345,7 +348,7 @@ class ReviewSession:
     def _labels_by_decision(self, j: int) -> list[int]:
         """Return the labels of an image as people have corrected them."""
         decision = self._decisions.get(j, Decision())
-        return list(decision.labels) if decision.action == "change" else self.images.labels(j)
+        return list(decision.labels) if decision.action == "change" else self.images.labels_of(j)
 
     def _neighbour(self, j: int) -> dict[str, Any]:
         is_excluded = self._decisions.get(j, Decision()).action == "exclude"

@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -144,7 +144,7 @@ class Skipped(pl.Callback):
         paths = set().union(*of_ranks)
         if trainer.is_global_zero:
             scanned = getattr(trainer.datamodule, "scanned", None)  # type: ignore[attr-defined]
-            rows: Sequence[str] = () if scanned is None else scanned.skipped_rows
+            rows = [] if scanned is None else [fault.line() for fault in scanned.faults]
             self._write(paths | set(rows))
         return len(paths)
 

@@ -16,7 +16,6 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import stored_size
 from finetune.data.fetching import map_files
 from finetune.data.groups import straddling_groups, unequal_shares
-from finetune.data.splits import SET_APART
 from finetune.data.transforms import cropped_area
 from finetune.models.ensemble import member_label
 from finetune.system.messages import as_wrong_usage, counted
@@ -55,7 +54,7 @@ def log_overview(
     if weights is not None:
         lines.insert(1, _image_weights(weights))
     doubtful = [*data_warnings(data), *few_validation_images(trainer, model, data)]
-    look = first_look(data.splits, data.class_names, data.scanned.folder, data.table)
+    look = first_look(data.scanned)
     if line := look.line():
         doubtful.append(line)
     for line in lines:
@@ -90,14 +89,14 @@ def data_warnings(data: ImageDataModule) -> Iterator[str]:
     for split in ("val", "test"):
         lacking = [name for name, num in _counts(data, split).items() if num == 0]
         # a val or test folder of the user is reported by the first look at the files
-        if lacking and split in data.splits and data.splits[split].origin == SET_APART:
+        if lacking and split in data.splits and data.splits[split].is_drawn:
             yield f"{split} has no images of {_some(lacking)}: its results do not measure them"
     yield from _classes_of_weight_0(data)
     yield from straddling_groups(data.splits)
     settings = data.splitting
     test_fraction = settings.test_fraction if settings.num_folds is None else 1 / settings.num_folds
     fractions = {"val": settings.val_fraction, "test": test_fraction}
-    yield from unequal_shares(data.splits, fractions)
+    yield from unequal_shares(data.scanned, fractions)
     # the folds of a cross-validation count together
     is_whole = "test" in data.splits and settings.num_folds is None
     if is_whole and (num := len(data.splits["test"])) < _FEW_TO_TEST:
@@ -165,8 +164,8 @@ def _image_counts(data: ImageDataModule) -> str:
     splits = []
     for split in ("train", "val", "test"):
         if split in data.splits:
-            origin = data.splits[split].origin
-            if origin == SET_APART:
+            origin = data.scanned.origin(split)
+            if data.splits[split].is_drawn:
                 origin += f", split_seed {data.splitting.split_seed}"
             if split == "test" and data.splitting.fold is not None:
                 origin += f", fold {data.splitting.fold} of {data.splitting.num_folds}"
@@ -266,7 +265,7 @@ def _counts(data: ImageDataModule, split: str) -> dict[str, int]:
 def _about_split(data: ImageDataModule, split: str) -> dict[str, Any]:
     """Return the entry of a split in about.json. With several labels the counts do not sum to the number of images."""
     samples = data.splits[split]
-    about = {"origin": samples.origin, "counts": _counts(data, split)}
+    about = {"origin": data.scanned.origin(split), "counts": _counts(data, split)}
     return about if data.label_kind == "single" else {**about, "num_images": len(samples)}
 
 

@@ -8,12 +8,11 @@ from data_files import paths, small
 from promise import control, promise
 
 from finetune import ImageFolderData
-from finetune.data.corrected_samples import for_other_place
+from finetune.data.corrected_samples import correct, for_other_place
 from finetune.data.corrections import Correction, CorrectionsFile, read_corrections
-from finetune.data.datasets.listing import correct_listing
-from finetune.data.datasets.table_source import TableSource
+from finetune.data.datasets.scan import scan
 from finetune.data.splits import stratified
-from finetune.data.tables.table_rows import TableOptions
+from finetune.data.tables.table_scan import ScanOptions
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def labels(data: ImageFolderData) -> dict[str, str]:
 
 
 def total(data: ImageFolderData, what: str) -> int:
-    return sum(getattr(split, what) for split in data.scanned.corrections.splits.values())
+    return data.scanned.corrections.total(what)
 
 
 ROWS = {
@@ -187,14 +186,12 @@ def test_several_labels_of_an_image_are_corrected(several, write):
     line = data.scanned.corrections.line()
     assert "3 images changed, 1 image excluded; 1 skipped" in line and total(data, "confirmed") == 1
     # `finetune check` and `review` list the same
-    source = TableSource(Path(several["table"]), TableOptions(root=several["root"]))
-    corrections = read_corrections(data.corrections)
-    listing, applied = correct_listing(source.listing(), corrections)
-    classes = [listing.class_names[k].split(" + ") for k in listing.class_of]
-    listed = {listing.name(i): of_image for i, of_image in enumerate(classes)}
-    assert listed == {name: of_image or ["no label"] for name, of_image in found.items()}
-    counts = data.splits["train"].targets.counts().tolist()
-    assert listing.label_counts.sum(axis=0).tolist() == counts and applied.line() == line
+    decisions = read_corrections(data.corrections)
+    listed = scan(several["table"], ScanOptions(root=several["root"]))
+    listed = correct(listed, data.corrections, decisions)
+    assert listed.corrections.line() == line
+    for i, name in enumerate(listed.names()):
+        assert [listed.class_names[k] for k in listed.labels_of(i)] == found[name]
     with pytest.raises(ValueError, match="red/07.png is corrected to 'worm', .*'warm'"):
         wrong = write({"red/07.png": ("red;warm", "red;worm")})
         ImageFolderData(**several, corrections=wrong).read()

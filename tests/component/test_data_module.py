@@ -14,7 +14,7 @@ from data_files import paths, real_data, small
 from promise import control, promise
 
 from finetune import FashionMNIST, ImageFolderData, SampleData
-from finetune.data import splits
+from finetune.data import drawn_splits, splits
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets import image_folder
 from finetune.data.datasets.image_folder import Hotdog
@@ -235,7 +235,7 @@ def take_the_first_fold_only(monkeypatch):
         return fold_parts(units, 1, num_folds, val_fraction)
 
     fold_parts = splits.fold_parts
-    monkeypatch.setattr(image_folder, "fold_parts", first)
+    monkeypatch.setattr(drawn_splits, "fold_parts", first)
 
 
 @promise("groups", controls=[take_the_first_fold_only])

@@ -7,14 +7,14 @@ from promise import promise
 from reviews import MOVED, job_of
 
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.data.tables.table_rows import TableOptions
+from finetune.data.tables.table_scan import ScanOptions
 from finetune.review import review_session
 from finetune.review.ranking_job import LabelsNow
 from finetune.review.review_images import list_images
 
 
 def name_at(session, position):
-    return session.images.names[int(session.order.images[position])]
+    return session.images.name(int(session.order.images[position]))
 
 
 def test_the_moved_images_come_first(wrong, begin):
@@ -39,7 +39,7 @@ def test_the_moved_images_come_first(wrong, begin):
 def test_the_decisions_of_a_review_are_corrections_and_a_later_fit_has_them(wrong, begin):
     session = begin(wrong)
     red = session.images.class_names.index("red")
-    i = session.images.index_of["blue/red_00.png"]
+    i = session.index_of["blue/red_00.png"]
     session.decide(i, "change", [red], 0)
     session.decide(0, "exclude", None, 0)
     session.decide(1, "right", None, 0)
@@ -56,8 +56,8 @@ def test_the_decisions_of_a_review_are_corrections_and_a_later_fit_has_them(wron
     counts = session.state()["counts"]
     assert [counts[name] for name in ("decided", "changed", "excluded", "right")] == [3, 1, 1, 1]
     data = ImageFolderData(root=str(wrong), corrections=str(session.file.path), val_fraction=0.2)
-    applied = data.scanned.corrections.splits.values()
-    assert sum(split.excluded for split in applied) <= 1 and data.scanned.corrections.unknown == 0
+    changes = data.scanned.corrections
+    assert changes.total("excluded") <= 1 and changes.unknown == 0
 
 
 def test_a_table_is_reviewed_as_its_folder(wrong, tmp_path):
@@ -66,12 +66,12 @@ def test_a_table_is_reviewed_as_its_folder(wrong, tmp_path):
     rows = [f"{name},{name.split('/')[0]}" for name in names]
     columns = {"path": ["shot"], "label": ["thing"]}
     for table, header, options in (
-        (wrong / "labels.csv", "path,label", TableOptions()),
-        (tmp_path / "elsewhere.csv", "shot,thing", TableOptions(root=str(wrong), columns=columns)),
+        (wrong / "labels.csv", "path,label", ScanOptions()),
+        (tmp_path / "elsewhere.csv", "shot,thing", ScanOptions(root=str(wrong), columns=columns)),
     ):
         table.write_text("\n".join([header, *rows]) + "\n")
         images = list_images(table, options)
-        assert sorted(images.names) == names and images.class_names == folder.class_names
+        assert sorted(images.names()) == names and images.class_names == folder.class_names
         assert sorted(images.targets.labels) == sorted(folder.targets.labels)
 
 
@@ -94,7 +94,7 @@ def test_after_some_decisions_the_others_are_ranked_by_the_corrected_labels(
     before = session.item(last)["suggestions"]
     for i, name in enumerate((first, second)):
         assert not session.outdated.is_set()
-        label = session.images.names[name].split("/")[1].split("_")[0]
+        label = session.images.name(name).split("/")[1].split("_")[0]
         session.decide(name, "change", [session.images.class_names.index(label)], 0)
         assert session.version == 1 and session.state()["next"] == (second, third)[i]
     assert session.outdated.is_set()
@@ -147,10 +147,10 @@ def test_several_labels_of_an_image_are_reviewed(several, begin):
     assert session.decide(third, "right", None, 0)["item"]["action"] == "right"
     lines = {line.path: (line.was, line.now) for line in session.file.lines}
     assert lines[item["name"]] == ("any;blue", f"any;{session.images.class_names[right]}")
-    assert lines[session.images.names[other]][1] == "[]"
+    assert lines[session.images.name(other)][1] == "[]"
     data = ImageFolderData(table=str(several), corrections=str(session.file.path))
-    changed = sum(split.changed for split in data.scanned.corrections.splits.values())
-    assert changed + data.scanned.corrections.in_test == 2
+    changes = data.scanned.corrections
+    assert changes.total("changed") + changes.in_test == 2
     again = begin(several)
     assert again.state()["counts"]["changed"] == 2 and again.state()["counts"]["right"] == 1
     with pytest.raises(IndexError):

@@ -18,7 +18,7 @@ from finetune.data.addresses import StorageError
 from finetune.data.checking.first_look import first_look
 from finetune.data.contents import UNKNOWN, file_digests
 from finetune.data.datasets.folders import class_folders
-from finetune.data.datasets.listing import list_images
+from finetune.data.datasets.scan import scan
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.seen_record import add_digests
 from finetune.data.storage import (
@@ -30,7 +30,7 @@ from finetune.data.storage import (
     read_pieces,
     refresh,
 )
-from finetune.data.walk import SkippedFiles, find_images
+from finetune.data.walk import Skipped, find_images
 from finetune.system.messages import shown
 
 
@@ -77,8 +77,8 @@ def test_kinds_entries_and_pieces_are_those_of_a_folder(place, colours):
         assert kind_of(f"{folder}/set/train/red/00.png") == "file"
         assert kind_of(f"{folder}/set/train/re") is None
         assert kind_of(f"{folder}/other") is None
-        listing = list_images(f"{folder}/set")
-        assert np.array_equal(listing.counts(), list_images(colours).counts())
+        data = scan(f"{folder}/set")
+        assert np.array_equal(data.counts(), scan(str(colours)).counts())
     assert normal_path(f"{folder}/set//train/./red/") == f"{folder}/set/train/red"
     for num_bytes in (1, 7, 10**6):
         pieces = [
@@ -96,7 +96,7 @@ def test_a_data_module_reads_the_same_data_set(place, colours):
     assert there.fingerprint == here.fingerprint and there.class_names == here.class_names
     results = []
     for data in (here, there):
-        look = first_look(data.splits, data.class_names, data.scanned.folder)
+        look = first_look(data.scanned)
         seen = add_digests(data.seen, data.splits["train"], data.splits["val"])
         results.append((look.plain(), seen.digests.tolist()))
     assert results[0] == results[1] and UNKNOWN not in results[0][1]
@@ -214,10 +214,10 @@ def test_a_circle_of_links_is_found_however_long(tmp_path, target):
     (tmp_path / "store").mkdir()
     (tmp_path / "a/b/out").symlink_to(tmp_path / "store")
     (tmp_path / "store/back").symlink_to(tmp_path / target)
-    with pytest.raises(OSError, match="back is a link"):
-        list(find_images(tmp_path / "a"))
-    skipped = SkippedFiles(skip_unreadable=True)
-    assert list(find_images(tmp_path / "a", skipped)) == [] and len(skipped.unread) == 1
+    skipped = Skipped()
+    assert list(find_images(str(tmp_path / "a"), skipped)) == []
+    (fault,) = skipped.faults
+    assert fault.where.endswith("back") and fault.can_skip
 
 
 # Object storage
@@ -229,7 +229,7 @@ def test_a_folder_in_s3_is_listed_once_and_each_image_requested_once(server):
     for part in data.splits.values():
         part.load_stats()
     assert server.requests == {"LIST": 1}
-    first_look(data.splits, data.class_names, data.scanned.folder)
+    first_look(data.scanned)
     add_digests(data.seen, data.splits["train"], data.splits["val"])
     assert server.requests == {"LIST": 1, "GET": sum(map(len, data.splits.values()))}
 

@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from promise import control, promise
 
-from finetune.data.datasets.folders import scan
+from finetune.data.datasets.folders import scan_folder
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.data.datasets.table_source import TableSource
+from finetune.data.datasets.scan import scan
 from finetune.data.splits import group_ids
-from finetune.data.tables import table_rows
-from finetune.data.tables.table_rows import TableOptions
+from finetune.data.tables import table_scan
 from finetune.data.targets import MultiHot
 
 ALL_TRAIN = {"val_fraction": 0, "test_fraction": 0}
@@ -59,7 +58,7 @@ def sound(root: Path) -> list[dict]:
 def rows_of(folder: Path) -> list[dict]:
     """The rows of a table that lists a data set in class folders, with a split column if it has splits."""
     rows = []
-    for split, samples in scan(folder)[1].items():
+    for split, samples in scan_folder(str(folder)).splits.items():
         for path in samples.paths:
             parts = Path(path).relative_to(folder).parts
             row = {"path": path, "label": parts[0] if split == "all" else parts[1]}
@@ -160,14 +159,14 @@ FAULTS = [
 
 
 def count_lines_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_table = table_rows.read_table
+    read_table = table_scan.read_table
 
     def wrong(path: Path) -> object:
         table = read_table(path)
         table.lines[:] = [line - 1 for line in table.lines]
         return table
 
-    monkeypatch.setattr(table_rows, "read_table", wrong)
+    monkeypatch.setattr(table_scan, "read_table", wrong)
 
 
 @promise("faulty-rows", controls=[count_lines_from_0])
@@ -190,15 +189,14 @@ def test_a_faulty_row_is_one_line_and_can_be_skipped(
     data = of_table(Path("x.csv"), on_bad_image="skip", **ALL_TRAIN)
     is_twice = line == 2
     assert len(data.splits["train"]) == 12 - is_twice
-    assert len(data.scanned.skipped_rows) == 1 + is_twice
+    assert len(data.scanned.faults) == 1 + is_twice
     assert f"x.csv: skipped {1 + is_twice} row" in caplog.text
 
 
-def test_several_faults_are_counted_and_equal_rows_count_once(tmp_path, caplog):
-    caplog.set_level("INFO")
+def test_several_faults_are_counted_and_equal_rows_count_once(tmp_path):
     rows = sound(tmp_path)
     data = of_table(write(tmp_path / "x.csv", [*rows, *rows[:2]]), **ALL_TRAIN)
-    assert len(data.splits["train"]) == 12 and "2 rows repeat another one" in caplog.text
+    assert len(data.splits["train"]) == 12 and "2 rows repeat another one" in data.scanned.remark
     faulty = [{"path": f"{name}.jpg", "label": "a"} for name in ("n1", "n2", "n3")]
     with pytest.raises(ValueError, match=r"n1\.jpg does not exist \(2 more rows"):
         of_table(write(tmp_path / "x.csv", [*rows, *faulty]))
@@ -284,10 +282,10 @@ def test_several_labels_are_excluded_merged_and_listed(tmp_path):
     data = of_table(table, merge="cat,dog:pet", **ALL_TRAIN)
     assert data.class_names == ["bird", "pet"]
     assert data.splits["train"].targets.counts().tolist() == [2, 4]
-    listing = TableSource(table, TableOptions()).listing()
-    names = [listing.class_names[k] for k in listing.class_of]
+    found = scan(str(table))
+    names = [found.set_names[k] for k in found.set_of]
     assert names == ["cat + dog", "no label", "bird", "dog", "bird + cat + dog", "cat + dog"]
-    assert listing.label_counts.tolist() == [[2, 3, 4]]
+    assert found.counts().tolist() == [[2, 3, 4]]
 
 
 def test_labels_several_joins_the_rows_of_an_image(tmp_path):

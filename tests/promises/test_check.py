@@ -90,7 +90,7 @@ def test_check_finds_each_fault_by_name_and_touches_nothing(cli, images, tmp_pat
     assert names["two_classes_exact"] == ["train/a/10.jpg", "train/b/copied.jpg"]
     assert {
         "alike_names",
-        "empty_class",
+        "faults",
         "one_split",
         "tiny_class",
     } <= names.keys() and "copies_exact" not in names
@@ -130,9 +130,9 @@ def test_check_shows_and_lists_names_whatever_they_hold(cli, tmp_path, capsys):
 def test_check_of_one_image_and_of_none_has_findings(cli, tmp_path):
     (tmp_path / "set/a").mkdir(parents=True)
     assert run(cli, tmp_path / "set") == 1
-    assert {"one_class", "empty_class"} <= found(tmp_path).keys()
+    assert {"faults"} <= found(tmp_path).keys()
     Image.new("RGB", (30, 30), "red").save(tmp_path / "set/a/x.png")
-    assert run(cli, tmp_path / "set") == 1 and {"one_class", "blank"} <= found(tmp_path).keys()
+    assert run(cli, tmp_path / "set") == 1 and {"faults", "blank"} <= found(tmp_path).keys()
 
 
 def test_two_checks_at_once_leave_one_whole_result(images, tmp_path):

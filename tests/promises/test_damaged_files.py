@@ -37,8 +37,8 @@ from finetune.commands.report import report
 from finetune.commands.runs import runs
 from finetune.data.corrections import CorrectionsFile, read_corrections
 from finetune.data.datasets.download import fetch_archive
-from finetune.data.datasets.table_source import TableSource
-from finetune.data.tables.table_rows import TableOptions
+from finetune.data.datasets.scan import scan
+from finetune.data.faults import refuse_faults
 from finetune.inference.predictor import Predictor
 from finetune.models.weight_files import read_file
 from finetune.runs import run_lock
@@ -70,7 +70,7 @@ def predict(path: Path) -> None:
 
 def list_rows(path: Path) -> None:
     for skip in (False, True):
-        TableSource(path, TableOptions()).find(None, skip=skip)
+        refuse_faults(scan(str(path)).faults, skip)
 
 
 def correct(path: Path) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from finetune.data.data_set import DataSet
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samples import PathList, Samples
-from finetune.data.scanned_data import ScannedData
 from finetune.data.seen_record import build_record, fingerprint
-from finetune.data.splits import SET_APART, stratified
+from finetune.data.splits import stratified
 from finetune.data.storage import file_stats
 from finetune.data.targets import MultiHot
 
@@ -43,9 +43,9 @@ def draw_labelled(root: Path, seed: int = 0, **num_images: int) -> Path:
 class LabelledFiles(ImageDataModule):
     """Images whose names hold their labels: `train/0007+blue+red.png`, and optionally `test/`."""
 
-    def scan(self) -> ScannedData:
+    def scan(self) -> DataSet:
         folder = Path(self.root)
-        train = _read(folder / "train", "")
+        train = _read(folder / "train")
         rest, val = stratified(
             train.names(),
             train.targets.strata(),
@@ -54,27 +54,27 @@ class LabelledFiles(ImageDataModule):
         )
         splits = {"train": train.take(rest)}
         if len(val):
-            splits["val"] = replace(train.take(val), origin=SET_APART)
+            splits["val"] = replace(train.take(val), is_drawn=True)
         if (folder / "test").is_dir():
-            splits["test"] = _read(folder / "test", "test/")
+            splits["test"] = _read(folder / "test")
         seen = build_record(splits["train"], splits.get("val"))
-        return ScannedData(
+        return DataSet(
             list(LABELS),
             splits,
+            folder=str(folder),
             label_kind="several",
+            has_splits=True,
             seen=seen,
             fingerprint=fingerprint(seen, splits["train"], splits.get("val")),
         )
 
 
-def _read(folder: Path, tag: str) -> Samples:
+def _read(folder: Path) -> Samples:
     paths = sorted(str(path) for path in folder.iterdir())
     rows = [[name in Path(path).stem.split("+") for name in LABELS] for path in paths]
     return Samples(
         PathList(paths),
         MultiHot(np.array(rows, np.uint8).reshape(len(rows), len(LABELS))),
-        origin=f"its {folder.name} folder",
-        folder=str(folder),
-        tag=tag,
+        folder=str(folder.parent),
         stats=file_stats(paths),
     )

@@ -52,7 +52,7 @@ def job_of(session: ReviewSession, has_network: bool = True) -> RankingJob:
     torch.manual_seed(0)
     network = Network(MeanColours(), {"image_size": 28}) if has_network else None  # type: ignore[arg-type]
     return RankingJob(
-        listing=session.images.listing,
+        data=session.images,
         labels_now=session.labels_now,
         network=network,
         on_ready=session.put_ranking,

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune import ImageFolderData
-from finetune.data.datasets.class_changes import ClassChanges
-from finetune.data.datasets.folders import find_images, scan
-from finetune.data.datasets.listing import list_images
+from finetune.data.data_set import DataSet
+from finetune.data.datasets.folders import scan_folder
+from finetune.data.faults import refuse_faults
 from finetune.data.prediction_paths import files_to_predict
-from finetune.data.samples import Samples
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage
 
@@ -35,9 +34,17 @@ def make(root: Path, *names: str) -> Path:
     return root
 
 
-def listed(root: Path, files: Samples) -> dict[str, int]:
-    paths = [Path(path).relative_to(root).as_posix() for path in files.paths]
-    return dict(zip(paths, files.targets.labels.tolist(), strict=True))
+def scan(
+    root: Path, class_names: list[str] | None = None, skip: bool = False, **changes
+) -> DataSet:
+    """The data set as a fit takes it."""
+    data = scan_folder(str(root), class_names, **changes)
+    refuse_faults(data.faults, skip)
+    return data
+
+
+def listed(data: DataSet) -> dict[str, int]:
+    return dict(zip(data.names(), data.targets.labels.tolist(), strict=True))
 
 
 NFC, NFD = "café", "cafe\u0301"
@@ -99,81 +106,71 @@ def test_a_folder_has_the_images_classes_and_splits_that_its_paths_say(layout):
                 (inside / "runs/fit/version_0/.finetune").touch()
         loose = next(iter(layout))
         make(root, ".git/x/a.png", *(["notes/x.txt", f"{loose}/loose.png"] if loose else []))
-        names, found = scan(root, is_logged=False)
-        listing = list_images(root)
-        first = next(iter(layout.values()))
-        assert names == sorted(map(composed, first)) == listing.class_names
-        splits = {kind: spelled for kind, spelled in SPELLINGS.items()}
-        assert len(found) == len(layout) and set(found) == set(listing.splits)
+        data = scan(root)
+        names = data.class_names
+        assert names == sorted({composed(name) for name in next(iter(layout.values()))})
+        assert len(data.splits) == len(layout) and data.has_splits == ("" not in layout)
         for spelled, classes in layout.items():
-            split = next((kind for kind in splits if spelled in splits[kind]), "all")
+            split = next((kind for kind in SPELLINGS if spelled in SPELLINGS[kind]), "all")
             expected = []
             for label, name in sorted((names.index(composed(name)), name) for name in classes):
                 paths = [(root / spelled / name / file).as_posix() for file in classes[name]]
                 # in an order that does not depend on the Unicode composition of the file system
                 paths.sort(key=lambda path: [(composed(part), part) for part in path.split("/")])
                 expected += [(path, label) for path in paths]
-            targets = found[split].targets
-            assert [*zip(found[split].paths, targets.labels.tolist(), strict=True)] == expected
-            assert targets.labels.dtype == np.int64 and targets.num_classes == len(names)
-            # what `finetune check` looks at is what a fit trains on
-            rows = np.flatnonzero(listing.split_of == listing.splits.index(split))
-            pairs = [(listing.paths[i], int(listing.class_of[i])) for i in rows]
-            assert pairs == expected
+            samples = data.splits[split]
+            labels = samples.targets.labels
+            assert [*zip(samples.paths, labels.tolist(), strict=True)] == expected
+            assert labels.dtype == np.int64 and samples.targets.num_classes == len(names)
+            assert [*samples.names()] == [str(Path(path).relative_to(root)) for path, _ in expected]
 
 
 def test_a_class_may_be_called_as_a_split_is(tmp_path):
     """A folder that holds images, next to class folders, is a class: here vehicles."""
     make(tmp_path, "bus/1.png", "car/1.png", "train/1.png", "Test/1.png")
-    names, files = scan(tmp_path)
-    assert names == ["Test", "bus", "car", "train"] and list(files) == ["all"]
+    data = scan(tmp_path)
+    assert data.class_names == ["Test", "bus", "car", "train"] and list(data.splits) == ["all"]
 
 
-def test_classes_are_matched_by_name_not_by_position(tmp_path, caplog):
+def test_classes_are_matched_by_name_not_by_position(tmp_path):
     make(tmp_path, "train/ant/1.png", f"train/{NFD}/1.png", "train/z/1.png")
     make(tmp_path, "test/z/1.png", f"test/{NFC}/1.png")
-    names, files = scan(tmp_path)
-    assert names == ["ant", NFC, "z"]
+    data = scan(tmp_path)
+    assert data.class_names == ["ant", NFC, "z"]
     # by position: 0 and 1
-    assert listed(tmp_path, files["test"]) == {f"test/{NFC}/1.png": 1, "test/z/1.png": 2}
-    (line,) = caplog.messages
-    assert "'ant'" in line and str(tmp_path / "test") in line
+    expected = {f"test/{NFC}/1.png": 1, "test/z/1.png": 2}
+    assert expected.items() <= listed(data).items()
+    (note,) = data.notes
+    assert "'ant'" in note and str(tmp_path / "test") in note
     # those of a checkpoint decide the order, stay as they are, and need neither images nor a training split
     known = ["z", NFD, "ant"]
-    assert scan(tmp_path, known)[0] == known
-    again = scan(tmp_path, known)[1]["test"]
-    assert listed(tmp_path, again) == {f"test/{NFC}/1.png": 1, "test/z/1.png": 0}
+    assert scan(tmp_path, known).class_names == known
     (tmp_path / "train").rename(tmp_path / "elsewhere")
-    assert listed(tmp_path, scan(tmp_path, known)[1]["test"]) == listed(tmp_path, again)
+    assert listed(scan(tmp_path, known)) == {f"test/{NFC}/1.png": 1, "test/z/1.png": 0}
 
 
-def test_links_to_folders_are_followed_and_others_reported(tmp_path, caplog):
+def test_links_to_folders_are_followed_and_others_reported(tmp_path):
     make(tmp_path / "store", "1.png")
     make(tmp_path / "data", "dog/2.png", "cat -> ../store", "hen -> ../gone")
-    found = listed(tmp_path, scan(tmp_path / "data")[1]["all"])
-    assert found == {"data/cat/1.png": 0, "data/dog/2.png": 1}
-    assert any("data/hen: a dangling link" in line for line in caplog.messages)
-    assert list(find_images(make(tmp_path / "empty"))) == []
+    data = scan(tmp_path / "data")
+    assert listed(data) == {"cat/1.png": 0, "dog/2.png": 1}
+    assert any("data/hen: a dangling link" in line for line in data.notes)
 
 
 TRAIN = ("train/cat/1.png", "train/dog/1.png", "train/dog/2.png")
 
 
-def test_what_is_skipped_is_reported_in_a_line_a_kind(tmp_path, caplog, without_heic):
+def test_what_is_skipped_is_reported_in_a_line_a_kind(tmp_path, without_heic):
     make(tmp_path, *TRAIN, "train/cat/a.PSD", "train/dog/deep/b.psd", "train/dog/c.svg")
     make(tmp_path, "train/cat/d.heic", "train/cat/without", "train/cat/notes.txt", "3.png")
     make(tmp_path, "train/1.jpg", "train/2.jpg", "train/cat/Thumbs.db", "train/.DS_Store")
-    scan(tmp_path)
-    kinds, loose = caplog.messages
+    kinds, loose = scan(tmp_path).notes
     assert all(word in kinds for word in (str(tmp_path), "2 .psd", "1 .svg", "1 without a suffix"))
     assert ".txt" not in kinds and ".db" not in kinds and "'.[heic]'" in kinds
     assert "2 images" in loose and str(tmp_path / "train") in loose
-    caplog.clear()
-    scan(tmp_path, is_logged=False)
-    assert not caplog.messages
 
 
-def test_folders_that_cannot_be_read_are_named_or_skipped(tmp_path, monkeypatch, caplog):
+def test_folders_that_cannot_be_read_are_named_or_skipped(tmp_path, monkeypatch):
     make(tmp_path, *TRAIN, "train/cat/secret/1.png", "train/dog/back -> ..", "lost+found/1.png")
     scandir = os.scandir
 
@@ -183,35 +180,36 @@ def test_folders_that_cannot_be_read_are_named_or_skipped(tmp_path, monkeypatch,
         return scandir(folder)
 
     monkeypatch.setattr(os, "scandir", guarded)
-    with pytest.raises(PermissionError, match="train/cat/secret"):
+    with pytest.raises(ValueError, match=r"train/cat/secret: Permission denied.*on_bad_image"):
         scan(tmp_path)
-    _, files = scan(tmp_path, skip=True)
-    assert set(listed(tmp_path, files["train"])) == set(TRAIN)
-    assert [("secret" in line, "back" in line) for line in caplog.messages] == [(1, 0), (0, 1)]
+    data = scan(tmp_path, skip=True)
+    assert set(listed(data)) == set(TRAIN)
+    assert [Path(fault.where).name for fault in data.faults] == ["secret", "back"]
 
 
 @pytest.mark.parametrize("mark", ["runs", "runs/fit", "runs/fit/version_0", "cat/runs/fit"])
 def test_folders_of_runs_are_no_class(tmp_path, mark):
     folder = mark.partition("/fit")[0]
     make(tmp_path, "cat/1.png", "dog/1.png", f"{folder}/fit/version_0/augmented.webp")
-    num_before = len(scan(tmp_path)[1]["all"])
+    assert len(scan(tmp_path)) == 3
     make(tmp_path, f"{mark}/.finetune")
-    names, files = scan(tmp_path)
-    assert names == ["cat", "dog"] and len(files["all"]) == 2 == num_before - 1
+    data = scan(tmp_path)
+    assert data.class_names == ["cat", "dog"] and len(data) == 2
 
 
 def test_exclude_skips_class_folders_of_all_splits(tmp_path):
     make(tmp_path, *TRAIN, "train/results/", "val/cat/1.png", "val/dog/1.png", "old/1.png")
     with pytest.raises(ValueError, match=r"--data.exclude results"):
-        scan(tmp_path, changes=ClassChanges(["old"]))
-    changes = ClassChanges(["results", "old"])
-    names, files = scan(tmp_path, changes=changes)
-    assert names == ["cat", "dog"] and len(files["train"]) == 3 and len(files["val"]) == 2
+        scan(tmp_path, exclude=["old"])
+    excluded = ["results", "old"]
+    data = scan(tmp_path, exclude=excluded)
+    assert data.class_names == ["cat", "dog"]
+    assert len(data.splits["train"]) == 3 and len(data.splits["val"]) == 2
     make(tmp_path, "val/results/1.png")
     # as a checkpoint knows them
-    assert len(scan(tmp_path, names, changes=changes)[1]["val"]) == 2
+    assert len(scan(tmp_path, data.class_names, exclude=excluded).splits["val"]) == 2
     with pytest.raises(WrongUsage, match=r"'result'; did you mean 'results'"):
-        scan(tmp_path, changes=ClassChanges(["result", "old"]))
+        scan(tmp_path, exclude=["result", "old"])
 
 
 # The files, the known classes, and what the message must name: what is wrong, where, and what to do.
@@ -230,7 +228,11 @@ ERRORS = {
     "val twice": ((*TRAIN, "val/cat/1.png", "valid/cat/1.png"), None, ["'val'", "'valid'"]),
     "train twice": ((*TRAIN, "Train/cat/1.png"), None, ["'train'", "'Train'", "keep one"]),
     "splits and classes": ((*TRAIN, "bus/1.png"), None, ["'train'", "'bus'", "move"]),
-    "a link back": ((*TRAIN, "train/cat/back -> ../.."), None, ["back is a link", "on_bad_image"]),
+    "a link back": (
+        (*TRAIN, "train/cat/back -> ../.."),
+        None,
+        ["cat/back", "link", "on_bad_image"],
+    ),
     "a class twice": (TRAIN, ["dog", "cat", "dog"], ["class_names", "'dog' more than once"]),
     "a class in two forms": (TRAIN, ["dog", "cat", NFC, NFD], [NFC, "more than once"]),
     "two folders of a class": (
@@ -263,28 +265,27 @@ def test_class_names_lead_to_no_other_folder_and_to_no_terminal(tmp_path, name):
 
 
 def test_a_root_that_is_no_folder_is_named(tmp_path):
-    make(tmp_path, "photos.zip", "loose/1.png")
-    for name, what in ("nowhere", "does not exist"), ("photos.zip", "is a file"):
-        for look in scan, list_images:
-            with pytest.raises((FileNotFoundError, WrongUsage), match=what) as caught:
-                look(tmp_path / name)
-            assert str(tmp_path / name) in str(caught.value)
-    with pytest.raises(WrongUsage, match="1 image lies loose"):
-        list_images(tmp_path / "loose")
+    make(tmp_path, "photos.jpg", "loose/1.png")
+    for name, what in ("nowhere", "does not exist"), ("photos.jpg", "is a file"):
+        with pytest.raises(FileNotFoundError, match=what) as caught:
+            scan(tmp_path / name)
+        assert str(tmp_path / name) in str(caught.value)
+    with pytest.raises(ValueError, match="1 image lies loose"):
+        scan(tmp_path / "loose")
 
 
-def test_a_folder_that_a_fit_refuses_is_listed_for_a_check(tmp_path, monkeypatch):
+def test_a_scan_returns_all_images_and_all_faults(tmp_path, monkeypatch):
     make(tmp_path, "train/a/1.jpg", "test/b/1.jpg", "train/loose.jpg", "train/c/")
-    with pytest.raises(ValueError):
-        scan(tmp_path)
     monkeypatch.chdir(tmp_path)
     for root in (".", str(tmp_path), f"{tmp_path}/", "../" + tmp_path.name):
-        listing = list_images(root)
-        assert listing.class_names == ["a", "b", "c"]
-        assert listing.counts().tolist() == [[1, 0, 0], [0, 1, 0]]
-        assert listing.folders.tolist() == [[True, False, True], [False, True, False]]
-        assert [listing.name(i) for i in range(2)] == ["train/a/1.jpg", "test/b/1.jpg"]
-        assert list(listing.skipped.loose.values()) == [1]
+        data = scan_folder(root)
+        assert data.class_names == ["a", "b", "c"]
+        assert data.counts().tolist() == [[1, 0, 0], [0, 1, 0]]
+        assert [data.name(i) for i in range(2)] == ["train/a/1.jpg", "test/b/1.jpg"]
+        assert "1 image " in data.notes[0]
+        unknown, empty = data.faults
+        assert "'b'" in unknown.text and "'c'" in empty.text
+        assert not unknown.can_skip and not empty.can_skip
 
 
 # --data.predict
@@ -356,7 +357,7 @@ def test_predict_without_images_is_refused_in_a_line(some, pattern, content, wor
 
 def test_predict_reports_what_it_skips_once(some, monkeypatch, caplog, without_heic):
     make(some, "a/1.heic", "a/2.HEIC", "a/notes.txt", "only/1.heic", "a/back -> ..")
-    with pytest.raises(OSError, match=r"a/back .*--data.on_bad_image skip"):
+    with pytest.raises(ValueError, match=r"a/back: .*--data.on_bad_image skip"):
         ImageFolderData(predict="a").read()
     caplog.clear()
     for rank in ("1", "0"):  # the other processes say nothing

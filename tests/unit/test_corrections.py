@@ -64,7 +64,7 @@ def test_every_line_is_read_as_it_was_written_and_the_last_of_an_image_counts(li
     for each in lines:  # macOS may write é as e and an accent
         last[composed(each.path)] = each
     for path, each in last.items():  # an empty label withdraws
-        assert found.find(path) == (each if each.now else None)
+        assert found.get(path) == (each if each.now else None)
     # a withdrawal undoes the decisions before it
     assert last_decisions([*lines, *(line(path, "") for path in last)]) == {}
 

@@ -6,9 +6,7 @@ from reviews import begin_review, job_of
 from sklearn.linear_model import LogisticRegression
 
 from finetune.data.checking.duplicates import Pair
-from finetune.data.datasets.listing import list_images
-from finetune.data.datasets.table_source import TableSource
-from finetune.data.tables.table_rows import TableOptions
+from finetune.data.datasets.scan import scan
 from finetune.data.targets import MultiHot
 from finetune.features.label_errors import (
     STRENGTH,
@@ -102,18 +100,18 @@ def test_a_finding_names_the_file_and_both_classes_and_a_copy_is_no_witness(tmp_
     for i, label in enumerate(labels):
         (tmp_path / "abc"[label]).mkdir(exist_ok=True)
         (tmp_path / "abc"[label] / f"{i:02}.jpg").touch()
-    listing = list_images(tmp_path)
-    order = [int(path[-6:-4]) for path in listing.paths]  # listed class by class
+    data = scan(str(tmp_path))
+    order = [int(path[-6:-4]) for path in data.paths]  # listed class by class
     i, j = sorted((order.index(0), order.index(59)))
     pairs = [Pair(i, j, 1.0, False, 1.0)]
-    (finding,) = label_findings(listing, np.arange(60), features[order], pairs)
+    (finding,) = label_findings(data, np.arange(60), features[order], pairs)
     assert not finding.is_judged and finding.rows[0].images == [order.index(59)]
     note = finding.rows[0].note
     assert note.startswith("c by its folder (0.0") and ", a by the others (" in note
     values = [row.value for row in finding.rows]
     assert values == sorted(values, reverse=True)
     # one class alone
-    assert [*label_findings(listing, np.arange(20), features[order][:20], [])] == []
+    assert [*label_findings(data, np.arange(20), features[order][:20], [])] == []
 
 
 @pytest.mark.parametrize("has_groups", [True, False])
@@ -132,15 +130,15 @@ def test_other_images_of_a_group_do_not_hide_its_wrong_label(tmp_path, has_group
     (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
 
     # the ranking of finetune check
-    listing = TableSource(tmp_path / "table.csv", TableOptions()).listing()
-    order = [int(path[-6:-4]) for path in listing.paths]
-    findings = [*label_findings(listing, np.arange(60), features[order], [])]
+    data = scan(str(tmp_path / "table.csv"))
+    order = [int(path[-6:-4]) for path in data.paths]
+    findings = [*label_findings(data, np.arange(60), features[order], [])]
     doubted = {order[row.images[0]] for finding in findings for row in finding.rows}
 
     # the ranking of finetune review
     session = begin_review(tmp_path / "table.csv")
     job = job_of(session, has_network=False)
-    shown = [int(name[:2]) for name in session.images.names]
+    shown = [int(name[:2]) for name in session.images.names()]
     job.facts = ImageFacts([], {}, np.arange(60), features[shown])
     job.rank()
     assert not job.error

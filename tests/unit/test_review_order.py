@@ -1,29 +1,30 @@
 """The order of a review, from evidence that is written by hand."""
 
-from pathlib import Path
-
 import numpy as np
 
-from finetune.data.datasets.listing import Listing
-from finetune.data.samples import PathList
-from finetune.data.walk import SkippedFiles
+from finetune.data.data_set import DataSet
+from finetune.data.samples import Samples
+from finetune.data.targets import ClassIndex
 from finetune.review.doubts import Evidence, Order, find_label_mistakes, order_images
 from finetune.runs.answers import LabelAnswers
 
 NAMES = ["cat", "dog", "owl"]
 
 
-def listing(labels: list[int], splits: list[int]) -> Listing:
-    return Listing(
-        root=Path("/data"),
-        paths=PathList(f"/data/{i}.png" for i in range(len(labels))),
-        splits=["train", "test"],
-        class_names=NAMES,
-        split_of=np.array(splits),
-        class_of=np.array(labels),
-        folders=np.ones((2, 3), bool),
-        skipped=SkippedFiles(),
-    )
+def data_of(labels: list[int], splits: list[int]) -> DataSet:
+    """Images with these labels in train, 0, and test, 1, sorted by their splits."""
+    assert splits == sorted(splits)
+    parts = {
+        name: [label for label, split in zip(labels, splits, strict=True) if split == k]
+        for k, name in enumerate(("train", "test"))
+    }
+    samples = {
+        name: Samples(
+            [f"/data/{name}/{i}.png" for i in range(len(of))], ClassIndex(np.array(of, np.int64), 3)
+        )
+        for name, of in parts.items()
+    }
+    return DataSet(NAMES, samples, has_splits=True)
 
 
 def sure(labels: list[int]) -> np.ndarray:
@@ -38,19 +39,19 @@ def test_the_least_probable_label_is_first_and_then_what_is_known_to_be_right():
     probabilities = sure(labels)
     probabilities[1] = [0.3, 0.6, 0.1]
     probabilities[3] = [0.9, 0.02, 0.08]
-    order = order_images(listing(labels, [0] * 5), Evidence(np.array(labels), probabilities))
+    order = order_images(data_of(labels, [0] * 5), Evidence(np.array(labels), probabilities))
     assert order.images.tolist() == [3, 1, 0, 2, 4] and len(order.reasons) == 2
     assert order.reasons[3] == "similar images suggest cat"
 
 
 def test_copies_in_two_classes_are_first_and_copies_in_two_splits_after_doubtful_labels():
-    labels, splits = [0, 1, 1, 2, 2, 0], [0, 0, 0, 0, 1, 0]
+    labels, splits = [0, 1, 1, 2, 2, 0], [0, 0, 0, 0, 1, 1]
     probabilities = sure(labels)
     probabilities[2] = [0.9, 0.05, 0.05]
     evidence = Evidence(
         np.array(labels), probabilities, copies=[[0, 1], [3, 4]], errors={5: "damaged"}
     )
-    order = order_images(listing(labels, splits), evidence)
+    order = order_images(data_of(labels, splits), evidence)
     assert order.images.tolist() == [0, 1, 2, 3, 4, 5] and len(order.reasons) == 6
     assert [order.reasons[i] for i in (0, 1, 3, 4, 5)] == [
         "the same image is also in dog",
@@ -68,7 +69,7 @@ def test_a_run_s_mistakes_are_among_the_doubtful_ones():
     evidence = Evidence(
         np.array(labels), probabilities, mistakes={2: ("cat", 0.01), 1: ("dog", 0.3)}
     )
-    order = order_images(listing(labels, [1] * 4), evidence)
+    order = order_images(data_of(labels, [1] * 4), evidence)
     assert order.images.tolist() == [2, 1, 0, 3]
     assert order.reasons[1] == "similar images suggest dog; the run predicts dog"
 
@@ -79,7 +80,7 @@ def test_of_several_labels_the_least_probable_statement_counts():
     probabilities[1] = [0.4, 0.9, np.nan]  # cat is doubtful, and nothing is known of owl
     probabilities[2] = [0.1, 0.7, 0.6]
     evidence = Evidence(labels, probabilities, copies=[[0, 3]])
-    order = order_images(listing([0] * 4, [0] * 4), evidence)
+    order = order_images(data_of([0] * 4, [0] * 4), evidence)
     assert order.images.tolist() == [0, 3, 2, 1] and len(order.reasons) == 4
     assert [order.reasons[i] for i in (0, 3, 2, 1)] == [
         "the same image is also in dog + owl",

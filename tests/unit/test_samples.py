@@ -81,7 +81,9 @@ def samples(tmp_path: Path) -> Samples:
         cv2.imwrite(str(folder / f"{i}.png"), np.full((40, 60, 3), 10 * i, np.uint8))
     paths = sorted(map(str, tmp_path.rglob("*.png")))
     labels = np.array([int(Path(path).parent.name[-1]) for path in paths])
-    return Samples(PathList(paths), ClassIndex(labels, 3), "drawn", str(tmp_path / "train"), "", 20)
+    return Samples(
+        PathList(paths), ClassIndex(labels, 3), str(tmp_path / "train"), 20, is_drawn=True
+    )
 
 
 def cached(samples: Samples, path: Path, lacks: int | None = None) -> Samples:
@@ -103,7 +105,7 @@ def test_rows_that_are_taken_keep_all_that_belongs_to_them(samples, tmp_path, ro
     assert taken.hashes().tolist() == table.hashes()[rows].tolist()
     for i, row in enumerate(rows):
         np.testing.assert_array_equal(taken.read(i), table.read(row))
-    assert (taken.origin, taken.folder, taken.shorter_side) == ("drawn", samples.folder, 20)
+    assert (taken.is_drawn, taken.folder, taken.shorter_side) == (True, samples.folder, 20)
     assert samples.take(np.array(rows, int)).groups is None
 
 
@@ -112,9 +114,6 @@ def test_names_do_not_depend_on_the_place_of_the_folder(samples):
     paths = [path.replace(samples.folder, "/elsewhere") for path in samples.paths]
     moved = replace(samples, paths=paths, folder="/elsewhere")
     assert (moved.hashes() == samples.hashes()).all()
-    tagged = replace(samples, tag="val/")
-    assert next(iter(tagged.names())) == "val/class 0/0.png"
-    assert not np.isin(tagged.hashes(), samples.hashes()).any()
 
 
 def test_images_are_read_from_files_or_a_cache(samples, tmp_path):

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from promise import promise
 
+from finetune.data.data_set import DataSet
 from finetune.data.groups import put_into_groups, straddling_groups, unequal_shares
 from finetune.data.samples import Samples
 from finetune.data.splits import (
-    SET_APART,
     fold_parts,
     folds,
     group_ids,
@@ -341,11 +341,14 @@ def test_each_of_several_labels_has_training_images(seed, has_groups):
 # --data.group_by
 
 
-def groups_of(group_by: str, *names: str, tag: str = "") -> list[int]:
+def groups_of(group_by: str, *names: str, split: str = "all") -> list[int]:
     """The number of each image's group, in the order of their first images."""
+    has_splits = split != "all"
+    names = tuple(f"{split}/{name}" for name in names) if has_splits else names
     paths = [f"/data/{name}" for name in names]
     labels = ClassIndex(np.zeros(len(names), np.int64), 1)
-    ids = put_into_groups(Samples(paths, labels, folder="/data", tag=tag), group_by).groups
+    data = DataSet([], {split: Samples(paths, labels, "/data")}, has_splits=has_splits)
+    ids = put_into_groups(data, group_by).groups
     order = list(dict.fromkeys(ids.tolist()))
     return [order.index(group) for group in ids.tolist()]
 
@@ -355,7 +358,7 @@ def test_group_by_takes_the_first_capture_group_or_the_match_or_the_folder():
     assert groups_of(r"(a\d) (\w)", *names) == [0, 0, 0, 1, 2]
     assert groups_of(r"a\d \w", *names) == [0, 1, 0, 2, 3]
     # the path begins at the class, whatever the split
-    assert groups_of(r"^\w+/a\d", *names) == groups_of(r"^\w+/a\d", *names, tag="test/")
+    assert groups_of(r"^\w+/a\d", *names) == groups_of(r"^\w+/a\d", *names, split="test")
     assert groups_of(r"^\w+/a\d", *names) == [0, 0, 1, 2, 3]
     # neither an empty match nor a capture group without a match is a group
     assert groups_of(r"z*", *names) == groups_of(r"(z)?a", *names) == [0, 1, 2, 3, 4]
@@ -364,16 +367,16 @@ def test_group_by_takes_the_first_capture_group_or_the_match_or_the_folder():
 
 
 def test_group_by_and_a_column_of_groups_do_not_go_together():
-    samples = part(["a"])
+    data = DataSet([], {"all": part(["a"])})
     with pytest.raises(WrongUsage, match="column of groups"):
-        put_into_groups(samples, "folder")
-    assert put_into_groups(samples, None) is samples
+        put_into_groups(data, "folder")
+    assert put_into_groups(data, None) is data
 
 
-def part(groups: list[str], origin: str = "") -> Samples:
+def part(groups: list[str], is_drawn: bool = False) -> Samples:
     paths = [f"{group}/{i}.png" for i, group in enumerate(groups)]
     labels = ClassIndex(np.zeros(len(groups), np.int64), 1)
-    return Samples(paths, labels, origin, groups=group_ids(groups))
+    return Samples(paths, labels, groups=group_ids(groups), is_drawn=is_drawn)
 
 
 def test_a_group_in_given_train_and_test_folders_is_named():
@@ -385,16 +388,15 @@ def test_a_group_in_given_train_and_test_folders_is_named():
 
 
 def test_a_share_that_is_far_off_is_stated():
-    wanted = {"val": 0.1, "test": 0.2}
-    train, val = part(["a"] * 100), part(["b"] * 12, SET_APART)
-    (line,) = unequal_shares(
-        {"train": train, "val": val, "test": part(["c"] * 90, SET_APART)}, wanted
-    )
+    def lines(has_splits: bool = False, **splits: Samples) -> list[str]:
+        data = DataSet([], {"train": part(["a"] * 100), **splits}, has_splits=has_splits)
+        return list(unequal_shares(data, {"val": 0.1, "test": 0.2}))
+
+    val = part(["b"] * 12, is_drawn=True)
+    (line,) = lines(val=val, test=part(["c"] * 90, is_drawn=True))
     assert line.startswith("test has 45%")
-    assert not [
-        *unequal_shares({"train": train, "val": val, "test": part(["c"] * 26, SET_APART)}, wanted)
-    ]
+    assert lines(val=val, test=part(["c"] * 26, is_drawn=True)) == []
     # given folders are as they are
-    assert not [*unequal_shares({"train": train, "val": part(["b"] * 90)}, {"val": 0.1, "test": 0})]
-    (line,) = unequal_shares({"train": train, "test": part(["c"] * 26, SET_APART)}, wanted)
+    assert lines(has_splits=True, val=part(["b"] * 90)) == []
+    (line,) = lines(test=part(["c"] * 26, is_drawn=True))
     assert line.startswith("val has no images")

@@ -7,11 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from finetune.data.checking.findings import LEVELS, Finding, as_plain
 from finetune.data.checking.image_facts import small_copy
-from finetune.data.datasets.listing import Listing
+from finetune.data.data_set import DataSet
 from finetune.data.fetching import Content, map_contents
 from finetune.data.storage import storage_of
 from finetune.system.files import replace_text, replacing
@@ -27,7 +25,7 @@ _MAX_THREADS = 16
 
 
 def write_page(
-    path: Path, listing: Listing, findings: Sequence[Finding], seconds: float, network: str = ""
+    path: Path, data: DataSet, findings: Sequence[Finding], seconds: float, network: str = ""
 ) -> None:
     """Write check.html: each finding with thumbnails of its images. For `network` see `write_json`."""
     wanted = sorted(
@@ -39,70 +37,63 @@ def write_page(
         return None if copy is None else thumbnail(copy, _SIDE)
 
     def describe(i: int, address: str | None) -> dict[str, Any]:
-        place = "" if listing.splits == ["all"] else f"{listing.splits[listing.split_of[i]]}: "
+        place = f"{data.split_name(i)}: " if data.has_splits else ""
         return {
             "address": address,
-            "link": link_to(listing.paths[i], path),
-            "name": listing.name(i),
-            "place": place + listing.class_names[listing.class_of[i]],
+            "link": link_to(data.paths[i], path),
+            "name": data.name(i),
+            "place": place + data.set_names[data.set_of[i]],
         }
 
     thumbnails = map_contents(
-        shrink, [listing.paths[i] for i in wanted], min(num_cores(), _MAX_THREADS)
+        shrink, [data.paths[i] for i in wanted], min(num_cores(), _MAX_THREADS)
     )
     images = {i: describe(i, address) for i, address in zip(wanted, thumbnails, strict=True)}
     text = render(
         "data/checking/check.html",
-        title=f"{shown(os.path.basename(listing.place) or listing.place)}: data check",
+        title=f"{shown(os.path.basename(data.place) or data.place)}: data check",
         date=datetime.now().isoformat(" ", "minutes"),
-        root=listing.place,
+        root=data.place,
         findings=findings,
         images=images,
         levels=LEVELS,
         max_rows=_MAX_ROWS,
         max_images=_MAX_IMAGES,
-        num_images=len(listing.paths),
-        splits=listing.splits,
-        class_names=list(listing.label_names) or listing.class_names,
-        counts=_counts(listing).tolist(),
+        num_images=len(data.paths),
+        splits=list(data.splits),
+        class_names=data.class_names,
+        counts=data.counts().tolist(),
         seconds=seconds,
         network=network,
     )
     replace_text(path, text)
 
 
-def write_json(
-    path: Path, listing: Listing, findings: Sequence[Finding], network: str = ""
-) -> None:
+def write_json(path: Path, data: DataSet, findings: Sequence[Finding], network: str = "") -> None:
     """Write check.json: all rows of all findings, the data set, the date and the network. See `as_plain`.
 
     Args:
         path: The file.
-        listing: The data set.
+        data: The data set.
         findings: The findings.
         network: Description of the network whose features were used to rank labels; "" for none.
     """
     content = {
-        "root": storage_of(listing.place).absolute(listing.place),
+        "root": storage_of(data.place).absolute(data.place),
         "date": datetime.now().isoformat(" ", "minutes"),
         "network": network,
-        "num_pictures": len(listing.paths),
-        "classes": list(listing.label_names) or listing.class_names,
+        "num_pictures": len(data.paths),
+        "classes": data.class_names,
         "counts": {
-            split: row.tolist() for split, row in zip(listing.splits, _counts(listing), strict=True)
+            split: row.tolist() for split, row in zip(data.splits, data.counts(), strict=True)
         },
-        "findings": as_plain(findings, listing),
+        "findings": as_plain(findings, data),
     }
     # ASCII: bytes that are not UTF-8 stay as escapes
     replace_text(path, json.dumps(content, indent=1) + "\n")
 
 
-def _counts(listing: Listing) -> np.ndarray:
-    """Return the number of images per split and class, or per split and label."""
-    return listing.counts() if listing.label_counts is None else listing.label_counts
-
-
-def write_lists(folder: Path, listing: Listing, findings: Sequence[Finding]) -> int:
+def write_lists(folder: Path, data: DataSet, findings: Sequence[Finding]) -> int:
     """Write KIND.txt for each finding with files: one path per line, and an empty line between sets.
 
     Returns:
@@ -111,7 +102,7 @@ def write_lists(folder: Path, listing: Listing, findings: Sequence[Finding]) -> 
     folder.mkdir(parents=True, exist_ok=True)
     num_left_out = 0
     for finding in findings:
-        sets = [[os.path.abspath(listing.paths[i]) for i in row.images] for row in finding.rows]
+        sets = [[os.path.abspath(data.paths[i]) for i in row.images] for row in finding.rows]
         num = sum(map(len, sets))
         sets = [[path for path in paths if not {"\n", "\r"} & {*path}] for paths in sets]
         num_left_out += num - sum(map(len, sets))

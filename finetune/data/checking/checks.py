@@ -10,9 +10,9 @@ import numpy as np
 from finetune.data.checking.duplicates import is_blank
 from finetune.data.checking.findings import Finding, Level, Row
 from finetune.data.checking.image_facts import Facts
-from finetune.data.datasets.listing import Listing
+from finetune.data.data_set import DataSet
 from finetune.system.file_names import composed
-from finetune.system.messages import counted, why_name_is_invalid
+from finetune.system.messages import counted
 
 # longer over shorter side, from which on a central square crop removes half of the image or more
 _WIDE = 2.0
@@ -24,7 +24,7 @@ _SMALL_SHARE = 0.5
 _USUAL_MODES = {"RGB", "L"}
 
 
-def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
+def file_findings(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about single files."""
 
     def image_findings(
@@ -115,53 +115,26 @@ def _ratio(facts: Facts, i: int) -> str:
     return f"{width} x {height}"
 
 
-def folder_findings(listing: Listing) -> Iterator[Finding]:
-    """Yield the findings about files, folders and rows of a table that are skipped."""
-    skipped = listing.skipped
-    if skipped.rows:
-        yield Finding(
-            "table_rows",
-            "bad",
-            f"{counted(len(skipped.rows), 'fault')} in the rows of the table",
-            "fit refuses the table, or skips these rows with --data.on_bad_image skip.",
-            [Row([], text) for text in skipped.rows],
-        )
-    if skipped.unread:
-        title = (
-            f"{counted(len(skipped.unread), 'folder or link', 'folders or links')} cannot be read"
-        )
-        yield Finding(
-            "unread",
-            "bad",
-            title,
-            "Their contents are unknown.",
-            [Row([], text) for text in skipped.unread],
-        )
-    loose = [
-        Row([], f"{counted(num, 'image')} in {folder}", num)
-        for folder, num in skipped.loose.items()
-    ]
-    if loose:
-        title = f"{counted(sum(skipped.loose.values()), 'image')} in no class folder"
-        yield Finding(
-            "loose", "warning", title, "They are skipped: an image's folder is its class.", loose
-        )
-    kinds = [
-        Row([], f"{counted(num, 'file')} {s or 'without a suffix'}", num)
-        for s, num in skipped.suffixes.most_common()
-    ]
-    if kinds:
-        title = f"{counted(skipped.suffixes.total(), 'file')} of types that are not read as images"
-        yield Finding(
-            "other_files", "note", title, "If images are among them, convert them.", kinds
-        )
+def scan_findings(data: DataSet) -> Iterator[Finding]:
+    """Yield what is wrong with the data set as a fit sees it, and what was skipped."""
+    if data.faults:
+        rows = [Row([], "; ".join(filter(None, [f.line(), f.hint]))) for f in data.faults]
+        advice = "It ends with the first of them."
+        if any(fault.can_skip for fault in data.faults):
+            advice += " --data.on_bad_image skip leaves out rows and folders that are faulty."
+        title = f"{counted(len(rows), 'fault')} for which fit refuses the data set"
+        yield Finding("faults", "bad", title, advice, rows)
+    if data.notes:
+        rows = [Row([], note) for note in data.notes]
+        title = f"{counted(len(rows), 'note')} on files, folders and columns"
+        yield Finding("notes", "warning", title, "fit logs the same.", rows)
 
 
-def class_findings(listing: Listing) -> Iterator[Finding]:
-    """Yield the findings about classes, by the folders only."""
-    counts = listing.counts()
-    names = listing.class_names
-    splits = listing.splits
+def class_findings(data: DataSet) -> Iterator[Finding]:
+    """Yield the findings about classes, by the numbers of their images only."""
+    counts = data.counts()
+    names = data.class_names
+    splits = list(data.splits)
     first = splits.index("train") if "train" in splits else 0  # the training split
 
     def findings_of_classes(
@@ -172,51 +145,18 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
                 kind, level, title, advice, [Row([], note, value) for note, value in notes]
             )
 
-    if len(names) == 1:
-        yield Finding(
-            "one_class",
-            "bad",
-            f"there is only the class {names[0]!r}",
-            "A classifier needs at least two.",
-        )
-    odd = [
-        (name.encode("utf-8", "surrogateescape"), reason)
-        for name in names
-        if (reason := why_name_is_invalid(name))
+    lone = [
+        (f"{names[c]} is not in {splits[k]}", 0.0)
+        for k, c in np.argwhere(counts == 0).tolist()
+        if k != first and counts[first, c]
     ]
     yield from findings_of_classes(
-        "odd_name",
+        "one_split",
         "bad",
-        f"{counted(len(odd), 'class folder')} whose name fit refuses",
-        "Rename them: metrics, results and checkpoints need names that are one line of text.",
-        [(f"{name!r} {reason}", 0) for name, reason in odd],
+        f"{counted(len(lone), 'class', 'classes')} not in all splits",
+        "A class without images in a split is not evaluated there.",
+        lone,
     )
-    empty = [(s, c) for s, c in np.argwhere(listing.folders & (counts == 0)).tolist()]
-    yield from findings_of_classes(
-        "empty_class",
-        "bad",
-        f"{counted(len(empty), 'class folder')} without an image",
-        "fit refuses a class without training images, and cannot evaluate one without images in another split.",
-        [(_in_split(names[c], splits[s]), 0) for s, c in empty],
-    )
-    if len(splits) > 1:
-        lone = [c for c in range(len(names)) if np.count_nonzero(listing.folders[:, c]) == 1]
-        untrained = [
-            c for c in range(len(names)) if not listing.folders[first, c] and c not in lone
-        ]
-        yield from findings_of_classes(
-            "one_split",
-            "bad",
-            f"{counted(len(lone) + len(untrained), 'class', 'classes')} not in all splits",
-            "fit refuses a class that is not in training; one that is only in training is never evaluated.",
-            [
-                *(
-                    (f"{names[c]} is in {splits[int(listing.folders[:, c].argmax())]} alone", 0)
-                    for c in lone
-                ),
-                *((f"{names[c]} is not in {splits[first]}", 0) for c in untrained),
-            ],
-        )
     plain: dict[str, list[str]] = {}
     for name in names:
         folded = re.sub(r"[\W_]", "", unicodedata.normalize("NFKC", name).casefold()) or name
@@ -252,7 +192,3 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
 
 def _distinct_repr(name: str) -> str:
     return repr(name) if name == composed(name) else ascii(name)
-
-
-def _in_split(name: str, split: str) -> str:
-    return name if split == "all" else f"{name} in {split}"

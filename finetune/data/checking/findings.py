@@ -8,7 +8,7 @@ import numpy as np
 
 from finetune.data.checking.duplicates import Pair, connected
 from finetune.data.checking.shortcuts import Shortcut
-from finetune.data.datasets.listing import Listing
+from finetune.data.data_set import DataSet
 from finetune.system.messages import counted
 
 Level = Literal["bad", "warning", "note"]
@@ -50,7 +50,7 @@ class Finding:
 
 
 def as_plain(
-    findings: Sequence[Finding], listing: Listing, most: int | None = None
+    findings: Sequence[Finding], data: DataSet, most: int | None = None
 ) -> list[dict[str, Any]]:
     """Return findings for check.json, with paths relative to the root and at most `most` rows each."""
     return [
@@ -62,7 +62,7 @@ def as_plain(
             "is_judged": finding.is_judged,
             "rows": [
                 {
-                    "files": [listing.name(i) for i in row.images],
+                    "files": [data.name(i) for i in row.images],
                     "note": row.note,
                     "value": float(row.value),
                 }
@@ -74,12 +74,12 @@ def as_plain(
 
 
 def duplicate_findings(
-    listing: Listing, exact: Sequence[Sequence[int]], near: Sequence[Pair]
+    data: DataSet, exact: Sequence[Sequence[int]], near: Sequence[Pair]
 ) -> list[Finding]:
     """Return the findings about duplicates: in several splits, in several classes, or in one class.
 
     Args:
-        listing: The data set.
+        data: The data set.
         exact: Sets of equal files.
         near: Pairs of images of the same photograph. The first file of an exact set represents all of it.
     """
@@ -87,15 +87,15 @@ def duplicate_findings(
         (by, kind): [] for by in _DUPLICATES for kind in ("exact", "near")
     }
     for members in exact:
-        found[_duplicate_kind(listing, members), "exact"].append(
-            Row(list(members), _describe_places(listing, members), len(members))
+        found[_duplicate_kind(data, members), "exact"].append(
+            Row(list(members), _describe_places(data, members), len(members))
         )
     copies = {members[0]: members for members in exact}
     best: dict[int, Pair] = {}
     for pair in near:
         for i in pair[:2]:
             best[i] = max(best.get(i, pair), pair, key=lambda p: p.correlation)
-    for joined in connected([pair[:2] for pair in near], len(listing.paths)):
+    for joined in connected([pair[:2] for pair in near], len(data.paths)):
         members = sorted(i for first in joined for i in copies.get(first, [first]))
         pair = max((best[i] for i in joined), key=lambda p: p.correlation)
         about = [f"similarity {pair.correlation:.2f}"]
@@ -103,10 +103,8 @@ def duplicate_findings(
             about.append("mirrored")
         if pair.share < 0.98:
             about.append(f"cropped to {pair.share:.2f}")
-        note = f"{', '.join(about)}; {_describe_places(listing, members)}"
-        found[_duplicate_kind(listing, members), "near"].append(
-            Row(members, note, pair.correlation)
-        )
+        note = f"{', '.join(about)}; {_describe_places(data, members)}"
+        found[_duplicate_kind(data, members), "near"].append(Row(members, note, pair.correlation))
     findings = []
     for (by, kind), rows in found.items():
         if rows:
@@ -141,15 +139,15 @@ _DUPLICATES: dict[str, tuple[Level, str, str]] = {
 }
 
 
-def _duplicate_kind(listing: Listing, members: Sequence[int]) -> str:
-    if len(np.unique(listing.split_of[members])) > 1:
+def _duplicate_kind(data: DataSet, members: Sequence[int]) -> str:
+    if len(np.unique(data.split_of[members])) > 1:
         return "leak"
-    return "two_classes" if len(np.unique(listing.class_of[members])) > 1 else "copies"
+    return "two_classes" if len(np.unique(data.set_of[members])) > 1 else "copies"
 
 
-def _describe_places(listing: Listing, members: Sequence[int]) -> str:
-    splits = dict.fromkeys(listing.splits[listing.split_of[i]] for i in members)
-    classes = dict.fromkeys(listing.class_names[listing.class_of[i]] for i in members)
+def _describe_places(data: DataSet, members: Sequence[int]) -> str:
+    splits = dict.fromkeys(map(data.split_name, members))
+    classes = dict.fromkeys(data.set_names[data.set_of[i]] for i in members)
     text = " and ".join(classes) if len(classes) > 1 else next(iter(classes))
     return text if list(splits) == ["all"] else f"{text} in {' and '.join(splits)}"
 

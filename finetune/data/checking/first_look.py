@@ -5,7 +5,6 @@ files that have the same size as one of another split. They take 2.5 CPU seconds
 decodes all of them, takes hundreds of seconds.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +14,10 @@ from finetune.data.checking.checks import class_findings
 from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.findings import Finding, Row, as_plain, duplicate_findings, worst_first
 from finetune.data.contents import read_head
-from finetune.data.datasets.listing import Listing, listing_of
+from finetune.data.data_set import DataSet
 from finetune.data.decode import begins_like_image
 from finetune.data.fetching import map_files
-from finetune.data.samples import Samples
 from finetune.data.storage import concatenate_stats, kind_of
-from finetune.data.targets import MultiHot
-from finetune.data.walk import SkippedFiles
 from finetune.system.messages import counted, shown
 
 _NUM_OPENED = 20_000  # takes about a second; of more files evenly spaced ones are opened
@@ -33,66 +29,44 @@ class FirstLook:
     """The result of the fast checks.
 
     Attributes:
-        listing: The images of all splits.
+        data: The data set.
         num_files: Number of images that are files.
         num_opened: Number of files whose first bytes were read.
         findings: The findings, worst first.
-        place: The folder or the table of the images, as the user named it.
     """
 
-    listing: Listing
+    data: DataSet
     num_files: int
     num_opened: int
     findings: list[Finding]
-    place: str
 
     def line(self) -> str:
         """Return one line about faulty files, "" if there are none. `overview` reports small classes."""
         rows = {finding.kind: finding.rows for finding in self.findings}
-        listing = self.listing
         faults = []
         if leaks := rows.get("leak_exact"):
             first = leaks[0].images
-            pair = " and ".join(shown(listing.paths[i]) for i in (first[0], first[-1]))
+            pair = " and ".join(shown(self.data.paths[i]) for i in (first[0], first[-1]))
             faults.append(
                 f"{sum(len(row.images) for row in leaks)} are in two splits, for example {pair}"
             )
         if broken := rows.get("unreadable"):
             faults.append(
-                f"{len(broken)} cannot be read, for example {shown(listing.paths[broken[0].images[0]])}"
+                f"{len(broken)} cannot be read, for example {shown(self.data.paths[broken[0].images[0]])}"
             )
-        hint = f"(finetune check {shown(self.place)} lists them)"
+        hint = f"(finetune check {shown(self.data.place)} lists them)"
         return f"of the images, {', and '.join(faults)} {hint}" if faults else ""
 
     def plain(self) -> dict[str, Any]:
         """Return the result for about.json, with some examples of each kind."""
-        findings = as_plain(self.findings, self.listing, _NUM_KEPT)
+        findings = as_plain(self.findings, self.data, _NUM_KEPT)
         return {"num_files": self.num_files, "num_opened": self.num_opened, "findings": findings}
 
 
-def first_look(
-    splits: Mapping[str, Samples],
-    class_names: Sequence[str],
-    root: str,
-    place: str | None = None,
-) -> FirstLook:
-    """Check the images of a fit before it starts.
-
-    Args:
-        splits: The splits of the data module.
-        class_names: The class names.
-        root: The folder of the images.
-        place: The table that lists them; None for class folders.
-    """
-    folders = np.array([split.targets.counts() > 0 for split in splits.values()])
-    names = list(class_names)
-    has_several = any(isinstance(split.targets, MultiHot) for split in splits.values())
-    if has_several:
-        names.append("no label")
-        folders = np.column_stack([folders, np.zeros(len(folders), bool)])
-    listing = listing_of(root, splits, names, folders, SkippedFiles(skip_unreadable=True))
-    paths = listing.paths
-    stats = concatenate_stats([split.load_stats() for split in splits.values()])
+def first_look(data: DataSet) -> FirstLook:
+    """Check the images of a fit before it starts."""
+    paths = data.paths
+    stats = concatenate_stats([split.load_stats() for split in data.splits.values()])
     sizes = np.where(stats.is_regular, stats.sizes, -1)
     lost = [i for i in np.flatnonzero(stats.sizes < 0).tolist() if kind_of(paths[i]) == "link"]
     sizes[lost] = 0  # dangling links count as empty files
@@ -103,14 +77,12 @@ def first_look(
     broken = np.union1d(files[sizes[files] == 0], opened[~is_image])
     unreadable = _unreadable_finding(broken, sizes)
     sizes[broken] = -1  # empty files and error pages do not count as copies of each other
-    findings = duplicate_findings(listing, equal_files(paths, sizes, listing.split_of), [])
+    findings = duplicate_findings(data, equal_files(paths, sizes, data.split_of), [])
     if len(broken):
         findings.append(unreadable)
-    if not has_several:  # these are about folders of classes
-        findings += class_findings(listing)
-    return FirstLook(
-        listing, len(files), len(opened), worst_first(findings), root if place is None else place
-    )
+    if data.label_kind == "single":
+        findings += class_findings(data)
+    return FirstLook(data, len(files), len(opened), worst_first(findings))
 
 
 def _unreadable_finding(broken: np.ndarray, sizes: np.ndarray) -> Finding:

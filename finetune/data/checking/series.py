@@ -16,7 +16,7 @@ import numpy as np
 
 from finetune.data.checking.findings import Finding, Row
 from finetune.data.checking.image_facts import Facts
-from finetune.data.datasets.listing import Listing
+from finetune.data.data_set import DataSet
 from finetune.system.messages import counted
 
 # A file's last number, and what is before it.
@@ -37,7 +37,7 @@ class _Numbered:
     """The images whose names end in a number, sorted by class, series and number, (N,) each.
 
     Attributes:
-        rows: Index of each image in the listing.
+        rows: Index of each image in the data set.
         series: Index of its series: the class, and the path beneath the class without the number.
         numbers: Its number.
     """
@@ -53,26 +53,26 @@ class _Numbered:
         return np.stack([first, first + 1], axis=1)
 
 
-def series_findings(listing: Listing, facts: Facts, chosen: np.ndarray) -> Iterator[Finding]:
+def series_findings(data: DataSet, facts: Facts, chosen: np.ndarray) -> Iterator[Finding]:
     """Yield a finding if the data set has series that are in several splits, or that a random split would tear apart.
 
     Args:
-        listing: The data set.
+        data: The data set.
         facts: Properties of its images.
         chosen: Indices of the images that show something.
     """
-    has_splits = listing.splits != ["all"]
-    names = [_beneath_class(listing, int(i)) for i in chosen]
-    numbered = _numbered(names, chosen, listing.class_of[chosen])
+    has_splits = data.has_splits
+    names = [_beneath_class(data, int(i)) for i in chosen]
+    numbered = _numbered(names, chosen, data.set_of[chosen])
     pairs = numbered.neighbours()
     if has_splits:
-        split_of = listing.split_of[numbered.rows]
+        split_of = data.split_of[numbered.rows]
         pairs = pairs[split_of[pairs[:, 0]] != split_of[pairs[:, 1]]]
     if len(pairs) < _MIN_PAIRS:
         return
     if len(pairs) > _MAX_PAIRS:
         pairs = pairs[np.linspace(0, len(pairs) - 1, _MAX_PAIRS).astype(int)]
-    others = _pairs_of_others(numbered, listing.class_of[numbered.rows], pairs)
+    others = _pairs_of_others(numbered, data.set_of[numbered.rows], pairs)
     copies = _copies(facts, numbered.rows)
     alike = (copies[pairs[:, 0]] * copies[pairs[:, 1]]).sum(axis=1)
     usual = (copies[others[:, 0]] * copies[others[:, 1]]).sum(axis=1)
@@ -93,7 +93,7 @@ def series_findings(listing: Listing, facts: Facts, chosen: np.ndarray) -> Itera
             if has_splits
             else ""
         )
-        + _advice(names, listing.class_of[chosen], len(listing.class_names)),
+        + _advice(names, data.set_of[chosen], len(data.class_names)),
         [
             Row(numbered.rows[pairs[i]].tolist(), f"similarity {alike[i]:.2f}", float(alike[i]))
             for i in best
@@ -101,9 +101,9 @@ def series_findings(listing: Listing, facts: Facts, chosen: np.ndarray) -> Itera
     )
 
 
-def _beneath_class(listing: Listing, i: int) -> str:
+def _beneath_class(data: DataSet, i: int) -> str:
     """Return the path of an image from beneath its class folder on."""
-    return listing.name(i).split("/", 1 if listing.splits == ["all"] else 2)[-1]
+    return data.name(i).split("/", 2 if data.has_splits else 1)[-1]
 
 
 def _numbered(names: list[str], rows: np.ndarray, class_of: np.ndarray) -> _Numbered:

@@ -9,7 +9,6 @@ import numpy as np
 
 from finetune.data.addresses import check_is_local
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.data.datasets.image_source import ImageSource
 from finetune.system.files import one_at_a_time
 from finetune.system.messages import WrongUsage, reason
 
@@ -37,13 +36,13 @@ class FashionMNIST(ImageFolderData):
     reads_tables = False
     default_class_names = CLASS_NAMES
 
-    def source_in(self, folder: str) -> ImageSource:
+    def place_in(self, folder: str) -> str:
         check_is_local(folder)
         if self.merge or self.exclude:
             raise WrongUsage(
                 "--data.merge and --data.exclude are about class folders, and Fashion-MNIST has none: drop the option"
             )
-        return super().source_in(str(write_images(Path(folder))))
+        return str(write_images(Path(folder)))
 
     @classmethod
     def is_in(cls, root: str) -> bool:

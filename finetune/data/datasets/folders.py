@@ -1,6 +1,5 @@
 """The classes, images and splits of a folder."""
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -9,116 +8,144 @@ from pathlib import PurePath
 
 import numpy as np
 
-from finetune.data.datasets.class_changes import NO_CHANGES, ClassChanges, check_names_exist
+from finetune.data.data_set import DataSet, check_names_exist, empty_classes
 from finetune.data.decode import IMAGE_SUFFIXES
+from finetune.data.faults import Fault
 from finetune.data.heif import heic_advice
+from finetune.data.local_folders import local_folder
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.storage import kind_of, normal_path, refresh, storage_of
+from finetune.data.tables.table_file import SUFFIXES
 from finetune.data.targets import ClassIndex
-from finetune.data.walk import SkippedFiles, dangling_links, find_images, holds_runs, num_loose
+from finetune.data.walk import Skipped, dangling_links, find_images, holds_runs, num_loose
 from finetune.system.file_names import class_name, composed
-from finetune.system.messages import WrongUsage, shown, why_name_is_invalid
-
-log = logging.getLogger(__name__)
+from finetune.system.messages import WrongUsage, counted, shown, why_name_is_invalid
 
 _MOST_NAMED = 8  # classes that a message lists
 
+# From a split to its classes, and from these to their folders, which are several if classes are merged.
+_Folders = Mapping[str, Mapping[str, list[str]]]
 
-def scan(
-    root: str | os.PathLike[str],
+
+def scan_folder(
+    place: str,
     class_names: Sequence[str] | None = None,
-    skip: bool = False,
-    is_logged: bool = True,
-    changes: ClassChanges = NO_CHANGES,
-) -> tuple[list[str], dict[str, Samples]]:
+    exclude: Collection[str] = (),
+    merge: Mapping[str, str] | None = None,
+) -> DataSet:
     """Find the classes and images of a data set.
 
-    `root` holds `train/CLASS/*`, and optionally `val` and `test` with the same layout, or other spellings of these
-    names. Or it only holds class folders, which are returned as the split `all`. A class may be named `train`: next to
-    other folders of images, a folder of images is a class, and a folder of folders is a split. Classes of the splits
-    are matched by name in composed Unicode (NFC).
+    It has `train/CLASS/*`, and optionally `val` and `test` with the same layout, or other spellings of these names. Or
+    it only has class folders, whose images are the split `all`. A class may be named `train`: next to other folders of
+    images, a folder of images is a class, and a folder of folders is a split. Classes of the splits are matched by name
+    in composed Unicode (NFC).
 
     Args:
-        root: Folder of the data set.
-        class_names: The classes in order, for example of a checkpoint; None for the sorted folders of `train`.
-        skip: Skip unreadable folders.
-        is_logged: Log what else was skipped.
-        changes: Class folders to skip, and classes to merge.
-
-    Returns:
-        The class names in the order of their indices, and the images of each split, sorted by class and path.
+        place: Folder of the data set, or a place that `local_folder` takes.
+        class_names: The classes in order, for example of a checkpoint; None for the sorted folders. Then faults are
+            classes that have no training images.
+        exclude: Class folders to skip.
+        merge: New names of class folders. Those with one new name are one class.
 
     Raises:
         FileNotFoundError: The folder does not exist.
-        OSError: A folder cannot be read.
-        ValueError: There are no class folders or no images, or a split has a class that training does not have. Without
-            `class_names` also if a class has no training images.
+        OSError: The folder cannot be read.
+        ValueError: It has no class folders, or an ambiguous layout.
     """
-    root = normal_path(root)
+    root = normal_path(local_folder(place))
     refresh(root)
-    exclude = changes.exclude
-    if fault := folder_fault(root):
-        raise FileNotFoundError(f"the data folder {root!r} {fault}; pass another FOLDER")
-    split_dirs = split_folders(root, exclude) or {"all": root}
-    if "all" not in split_dirs and "train" not in split_dirs and not class_names:
-        names = " and ".join(repr(basename(folder)) for folder in split_dirs.values())
-        raise ValueError(
-            f"{root} has {names} but no 'train'; put the training images in {root}/train/CLASS"
+    if fault := _folder_fault(root):
+        raise FileNotFoundError(
+            f"{root!r} {fault}: pass a folder of images, or a table of them ({' '.join(SUFFIXES)})"
         )
-    class_dirs = {split: named_folders(folder, exclude) for split, folder in split_dirs.items()}
-    merged = {
-        split: _merge_folders(folders, changes.merge) for split, folders in class_dirs.items()
+    if class_names is not None:
+        _check_requested_names(class_names, root)
+    split_dirs = _split_folders(root, exclude) or {"all": root}
+    class_dirs = {split: _named_folders(folder, exclude) for split, folder in split_dirs.items()}
+    if class_names is None and (exclude or merge):
+        _check_folders_exist({root, *split_dirs.values()}, exclude, merge or {})
+    folders = {split: _merged(dirs, merge or {}) for split, dirs in class_dirs.items()}
+    found = {name for of_split in folders.values() for name in of_split}
+    if not found:
+        folder = split_dirs.get("train", root)
+        raise ValueError(f"{folder} has {_no_classes(folder)}")
+    faults = [] if class_names else _class_faults(root, split_dirs, class_dirs, folders)
+    known = class_names or sorted(folders.get("train", folders.get("all", {})))
+    faults += _unknown_classes(split_dirs, folders, known, is_known=class_names is not None)
+    unknown = found - set(map(composed, known))
+    names = [*class_names, *sorted(unknown)] if class_names else sorted(found)
+    skipped = Skipped()
+    splits = {
+        split: _read_split(
+            root, folder, [folders[split].get(composed(n), []) for n in names], skipped
+        )
+        for split, folder in split_dirs.items()
     }
-    is_known = class_names is not None
-    if class_names is None:
-        _check_folders_exist({root, *split_dirs.values()}, changes)
-        first = "train" if "train" in split_dirs else "all"
-        class_names = list(merged[first])
-        _check_found_classes(split_dirs[first], class_dirs[first], class_names)
-    else:
-        _check_requested_names(class_names)
-    if twice := [name for name, num in Counter(map(composed, class_names)).items() if num > 1]:
-        raise WrongUsage(f"data.class_names, for {root}, holds {_class_list(twice)} more than once")
-    skipped = SkippedFiles(skip)
-    splits: dict[str, Samples] = {}
+    notes = skipped.notes(root)
     for split, folder in split_dirs.items():
-        _check_known(folder, merged[split], class_names, is_known)
-        in_order = [merged[split].get(composed(name), []) for name in class_names]
-        splits[split] = read_split(folder, in_order, split, skipped)
-        empty = empty_classes(splits[split], class_names)
-        _check_filled(splits[split], empty, split, is_known, heic_advice(skipped.suffixes))
-        if empty and is_logged:
-            log.warning(
-                "%s has no images of %s: its results do not include it",
-                folder,
-                _class_list(empty),
-            )
-    if is_logged:
-        skipped.log_summary(root)
-    return list(class_names), splits
+        empty = [
+            name for name in empty_classes(splits[split].targets, names) if name not in unknown
+        ]
+        is_needed = split in ("train", "all") and not class_names
+        if empty and (is_needed or (split == "all" and not len(splits[split]))):
+            faults.append(_empty_fault(folder, empty, heic_advice(skipped.suffixes)))
+        elif empty:
+            lacking = _class_list(empty)
+            notes.append(f"{folder} has no images of {lacking}: its results do not include it")
+    return DataSet(
+        class_names=names,
+        splits=splits,
+        place=place,
+        folder=root,
+        has_splits="all" not in splits,
+        faults=(*skipped.faults, *faults),
+        notes=tuple(notes),
+    )
 
 
-def _check_found_classes(
-    folder: str, class_dirs: Mapping[str, str], class_names: Sequence[str]
-) -> None:
-    """Refuse class folders with invalid names, and fewer than two classes.
+def _folder_fault(root: str) -> str:
+    """Return why a path is not a folder, for a message; "" if it is one."""
+    kind = kind_of(root)
+    if kind == "folder":
+        return ""
+    return "does not exist" if kind in (None, "link") else "is a file, not a folder"
 
-    Args:
-        folder: The folder of the training images.
-        class_dirs: The class folders in it by name.
-        class_names: The classes, which are fewer if some are merged.
-    """
-    _check_names(class_dirs)
-    if not class_names:
-        raise ValueError(
-            f"{folder} has no class folders; put the images of each class in a folder of its name"
-        )
-    if len(class_names) == 1:
-        hint = _only_folder(list(class_dirs.values()))
-        raise ValueError(
-            f"{folder} holds only the class {class_names[0]!r}; a classifier needs at least two{hint}"
-        )
+
+def _no_classes(folder: str) -> str:
+    """Return what a folder without class folders has, for a message."""
+    num = num_loose(folder)
+    hint = f"; {counted(num, 'image lies', 'images lie')} loose in it" if num else ""
+    return f"no class folders; put the images of each class in a folder of its name{hint}"
+
+
+def _class_faults(
+    root: str,
+    split_dirs: Mapping[str, str],
+    class_dirs: Mapping[str, Mapping[str, str]],
+    folders: _Folders,
+) -> list[Fault]:
+    """Return what is wrong with the classes of a data set for training: no split, invalid names, fewer than two."""
+    first = "train" if "train" in split_dirs else "all"
+    if first not in split_dirs:
+        names = " and ".join(repr(basename(folder)) for folder in split_dirs.values())
+        hint = f"put the training images in {root}/train/CLASS"
+        return [Fault(root, f"it has {names} but no 'train'", hint)]
+    # metrics, results and checkpoints store a class name as one line of text
+    faults = [
+        Fault(folder, f"the class folder {os.fsencode(name)!r} {reason}", "rename it")
+        for split, folder in split_dirs.items()
+        for name in class_dirs[split]
+        if (reason := why_name_is_invalid(name))
+    ]
+    folder = split_dirs[first]
+    if not folders[first]:
+        faults.append(Fault(folder, f"it has {_no_classes(folder)}"))
+    elif len(folders[first]) == 1:
+        text = f"it holds only the class {next(iter(folders[first]))!r}"
+        hint = f"a classifier needs at least two{_only_folder(list(class_dirs[first].values()))}"
+        faults.append(Fault(folder, text, hint))
+    return faults
 
 
 def _only_folder(class_dirs: Sequence[str]) -> str:
@@ -129,14 +156,6 @@ def _only_folder(class_dirs: Sequence[str]) -> str:
     has_data = len(names) > 1 or any(name.lower() in SPLIT_NAMES for name in names)
     listed = ", ".join(map(repr, names[:3]))
     return f"; {class_dirs[0]} holds {listed}: pass that folder" if has_data else ""
-
-
-def folder_fault(root: str) -> str:
-    """Return why a path is not a folder, for a message; "" if it is one."""
-    kind = kind_of(root)
-    if kind == "folder":
-        return ""
-    return "does not exist" if kind in (None, "link") else "is a file, not a folder"
 
 
 def class_folders(folder: str, exclude: Collection[str] = ()) -> list[str]:
@@ -155,27 +174,26 @@ def class_folders(folder: str, exclude: Collection[str] = ()) -> list[str]:
     return [path for path in paths if not holds_runs(path)]
 
 
-def _check_folders_exist(folders: Iterable[str], changes: ClassChanges) -> None:
+def _check_folders_exist(
+    folders: Iterable[str], exclude: Collection[str], merge: Mapping[str, str]
+) -> None:
     """Check that the class folders that options name exist."""
-    if changes.exclude or changes.merge:
-        existing = {
-            class_name(entry.name)
-            for folder in folders
-            for entry in storage_of(folder).entries(folder)
-        }
-        check_names_exist("--data.exclude", changes.exclude, existing, "class folder")
-        check_names_exist("--data.merge", changes.merge, existing, "class folder")
+    existing = {
+        class_name(entry.name) for folder in folders for entry in storage_of(folder).entries(folder)
+    }
+    check_names_exist("--data.exclude", exclude, existing)
+    check_names_exist("--data.merge", merge, existing)
 
 
-def _merge_folders(class_dirs: Mapping[str, str], merge: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the folders of each class, which are several if classes are merged. Classes are sorted by name."""
+def _merged(class_dirs: Mapping[str, str], merge: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the folders of each class, which are several if classes are merged."""
     merged: dict[str, list[str]] = {}
     for name, folder in class_dirs.items():
         merged.setdefault(merge.get(name, name), []).append(folder)
-    return dict(sorted(merged.items()))
+    return merged
 
 
-def named_folders(folder: str, exclude: Collection[str] = ()) -> dict[str, str]:
+def _named_folders(folder: str, exclude: Collection[str]) -> dict[str, str]:
     """Return the class folders in a folder by class name, sorted, without excluded folders.
 
     Raises:
@@ -190,14 +208,7 @@ def named_folders(folder: str, exclude: Collection[str] = ()) -> dict[str, str]:
     return dict(sorted(by_name.items()))
 
 
-def _check_names(class_dirs: Mapping[str, str]) -> None:
-    """Refuse class names that metrics, results and checkpoints cannot store as one line of text."""
-    for name, folder in class_dirs.items():
-        if reason := why_name_is_invalid(name):
-            raise ValueError(f"the class folder {os.fsencode(folder)!r} {reason}: rename it")
-
-
-def _check_requested_names(class_names: Sequence[str]) -> None:
+def _check_requested_names(class_names: Sequence[str], root: str) -> None:
     """Refuse names of a command line or checkpoint that no class folder can have. They become parts of paths."""
     for name in class_names:
         if (
@@ -207,9 +218,11 @@ def _check_requested_names(class_names: Sequence[str]) -> None:
             or ".." in PurePath(name).parts
         ):
             raise WrongUsage(f"data.class_names: '{shown(name)}' is not the name of a class folder")
+    if twice := [name for name, num in Counter(map(composed, class_names)).items() if num > 1]:
+        raise WrongUsage(f"data.class_names, for {root}, holds {_class_list(twice)} more than once")
 
 
-def split_folders(root: str, exclude: Collection[str] = ()) -> dict[str, str]:
+def _split_folders(root: str, exclude: Collection[str]) -> dict[str, str]:
     """Return the folder of each split, without excluded folders; {} if `root` only holds class folders."""
     folders = class_folders(root, exclude)
     named = [folder for folder in folders if basename(folder).lower() in SPLIT_NAMES]
@@ -234,7 +247,7 @@ def split_folders(root: str, exclude: Collection[str] = ()) -> dict[str, str]:
             both = f"{basename(split_dirs[split])!r} and {basename(folder)!r}"
             raise ValueError(f"{root} holds both {both}: keep one of them")
         split_dirs[split] = folder
-    return split_dirs
+    return {split: split_dirs[split] for split in ("train", "val", "test") if split in split_dirs}
 
 
 def _is_class(folder: str) -> bool:
@@ -244,91 +257,71 @@ def _is_class(folder: str) -> bool:
         return False
 
 
-def _check_known(
-    folder: str, class_dirs: Mapping[str, list[str]], class_names: Sequence[str], is_known: bool
-) -> None:
-    """Refuse class folders of a split that are not among the training classes.
+def _unknown_classes(
+    split_dirs: Mapping[str, str], folders: _Folders, class_names: Sequence[str], is_known: bool
+) -> list[Fault]:
+    """Return a fault for each split with class folders that are not among the training classes.
 
     Args:
-        folder: The folder of the split.
-        class_dirs: The folders of its classes by name.
+        split_dirs: The folder of each split.
+        folders: The classes of each split.
         class_names: The training classes.
         is_known: Whether the classes were passed as an argument, for example from a checkpoint.
     """
     known = set(map(composed, class_names))
-    unknown = [name for name in class_dirs if name not in known]
-    if not unknown:
-        return
     lower = {name.lower(): name for name in class_names}
-    hints = [
-        f"{name!r} is {lower[name.lower()]!r} there" for name in unknown if name.lower() in lower
-    ]
-    if not is_known:
-        hints.append(_exclusion_advice(unknown))
-    message = (
-        f"{folder} has {_class_list(unknown)}, not in the training classes {', '.join(class_names)}"
-    )
-    raise ValueError("; ".join([message, *hints]))
+    faults = []
+    for split, folder in split_dirs.items():
+        unknown = [name for name in folders[split] if name not in known]
+        if not unknown or not known:
+            continue
+        hints = [f"{n!r} is {lower[n.lower()]!r} there" for n in unknown if n.lower() in lower]
+        if not is_known:
+            hints.append(_exclusion_advice(unknown))
+        text = (
+            f"it has {_class_list(unknown)}, not in the training classes {', '.join(class_names)}"
+        )
+        faults.append(Fault(folder, text, "; ".join(hints)))
+    return faults
 
 
-def _check_filled(
-    samples: Samples, empty: Sequence[str], split: str, is_known: bool, advice: str
-) -> None:
-    """Refuse a split `all` without images, and empty training classes unless the classes were passed as an argument.
+def _empty_fault(folder: str, empty: Sequence[str], advice: str) -> Fault:
+    """Return the fault of a folder whose classes `empty` have no images to train on or to evaluate.
 
     Args:
-        samples: The images of the split.
-        empty: The classes without images.
-        split: Its name.
-        is_known: Whether the classes were passed as an argument.
+        folder: The folder.
+        empty: The classes.
         advice: The end of the message: what to install for skipped files.
     """
-    must_be_filled = split in ("train", "all") and not is_known
-    if empty and (must_be_filled or (split == "all" and not len(samples))):
-        supported = " ".join(sorted(IMAGE_SUFFIXES))
-        message = (
-            f"{samples.folder} has no images of {_class_list(empty)}; supported are {supported}"
-        )
-        raise ValueError(
-            f"{message}; where {'they are' if len(empty) > 1 else 'it is'} no class, {_exclusion_advice(empty)}{advice}"
-        )
+    supported = " ".join(sorted(IMAGE_SUFFIXES))
+    text = f"it has no images of {_class_list(empty)}; supported are {supported}"
+    where = "they are" if len(empty) > 1 else "it is"
+    return Fault(folder, text, f"where {where} no class, {_exclusion_advice(empty)}{advice}")
 
 
-def empty_classes(samples: Samples, class_names: Sequence[str]) -> list[str]:
-    """Return the names of the classes without images in a split."""
-    counts = samples.targets.counts().tolist()
-    return [name for name, num in zip(class_names, counts, strict=True) if num == 0]
-
-
-def read_split(
-    folder: str, class_dirs: Sequence[Sequence[str]], split: str, skipped: SkippedFiles
+def _read_split(
+    root: str, folder: str, class_dirs: Sequence[Sequence[str]], skipped: Skipped
 ) -> Samples:
     """Return the images of a split, sorted by class and path.
 
     Args:
+        root: The folder of the data set.
         folder: The folder of the split.
         class_dirs: The folders of each class, K; several if classes are merged.
-        split: Name of the split.
         skipped: Collects the files and folders that are skipped.
-
-    Raises:
-        OSError: A folder cannot be read, and `skipped.skip_unreadable` is false.
     """
-    skipped.unread += [f"{link}: a dangling link" for link in dangling_links(folder)]
+    skipped.links += dangling_links(folder)
     if loose := num_loose(folder):
         skipped.loose[folder] = loose
     labels: list[int] = []
     paths: list[str] = []
     for label, folders in enumerate(class_dirs):
-        paths_of_class = [path for inside in folders for path in find_images(inside, skipped)]
-        paths += paths_of_class
-        labels += [label] * len(paths_of_class)
+        num_before = len(paths)
+        for inside in folders:
+            paths.extend(find_images(inside, skipped))
+        labels += [label] * (len(paths) - num_before)
     return Samples(
-        PathList(paths),
-        ClassIndex(np.array(labels, np.int64), len(class_dirs)),
-        origin=f"its {basename(folder)} folder",
-        folder=folder,
-        tag="" if split == "all" else f"{basename(folder)}/",
+        PathList(paths), ClassIndex(np.array(labels, np.int64), len(class_dirs)), folder=root
     )
 
 

@@ -1,68 +1,31 @@
 """Data modules of image folders and tables: any labelled images, and the hotdog set."""
 
-from collections.abc import Sequence
+import logging
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from finetune.data.addresses import check_is_local
-from finetune.data.corrected_samples import AppliedCorrections, Classes, correct_splits
+from finetune.data.corrected_samples import correct
 from finetune.data.corrections import read_corrections
-from finetune.data.data_settings import Splitting, required_folder
+from finetune.data.data_set import DataSet, empty_classes
+from finetune.data.data_settings import required_folder
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.download import fetch_archive
-from finetune.data.datasets.folders import empty_classes
-from finetune.data.datasets.image_source import ImageSource
-from finetune.data.datasets.sources import choose_source
-from finetune.data.datasets.table_source import TableSource
+from finetune.data.datasets.scan import scan
+from finetune.data.drawn_splits import draw_splits
+from finetune.data.faults import refuse_faults
 from finetune.data.groups import has_groups, put_into_groups
 from finetune.data.samples import Samples
-from finetune.data.scanned_data import ScannedData
 from finetune.data.seen_record import build_record, fingerprint
-from finetune.data.splits import (
-    NOT_SET_APART,
-    SET_APART,
-    Units,
-    fold_parts,
-    hashes,
-    stratified,
-    units_of,
-    with_each_label,
-)
 from finetune.data.storage import file_stats
-from finetune.data.tables.table_rows import TableOptions
-from finetune.data.targets import MultiHot, Targets
+from finetune.data.tables.table_scan import ScanOptions, scan_table
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.file_names import composed
-from finetune.system.messages import WrongUsage, shown
+from finetune.system.messages import WrongUsage, counted, shown
 
+log = logging.getLogger(__name__)
 
-def fold_fault(
-    targets: Targets, units: Units, settings: Splitting, val_fraction: float, names: Sequence[str]
-) -> str:
-    """Return what is wrong with the folds of a cross-validation, before the first of them trains; "" for nothing.
-
-    Args:
-        targets: The targets of all images that are split.
-        units: The groups of these images.
-        settings: The number of folds.
-        val_fraction: Share of all images for validation.
-        names: The classes.
-    """
-    num_folds = settings.num_folds or 0
-    for fold in range(1, num_folds + 1):
-        train, _, test = fold_parts(units, fold, num_folds, val_fraction)
-        if not len(test):
-            return f"fold {fold} of {num_folds} would test no image: take fewer folds"
-        counts = targets.take(train).counts().tolist()
-        if lacking := [name for name, num in zip(names, counts, strict=True) if not num]:
-            return (
-                f"fold {fold} of {num_folds} would have no images to train on of {', '.join(lacking)}: "
-                "add some, skip them with --data.exclude, or take another number of folds"
-            )
-    return ""
+_NUM_LOGGED = 3  # faults that are skipped
 
 
 class ImageFolderData(ImageDataModule):
@@ -70,56 +33,31 @@ class ImageFolderData(ImageDataModule):
 
     reads_tables = True
 
-    def scan(self) -> ScannedData:
+    def scan(self) -> DataSet:
         skips_faulty = self.on_bad_image == "skip"
-        images = self.source.find(self.expected_classes, skips_faulty, is_rank_zero())
-        class_names = images.class_names
-        found = {
-            split: put_into_groups(part, self.splitting.group_by)
-            for split, part in images.splits.items()
-        }
-        parts, lacking, fault = self._split(found, class_names)
+        found = self._found(self.expected_classes)
+        if is_rank_zero():
+            _log_notes(found)
         # a missing file is an error where it would be trained or validated on
-        is_lenient = skips_faulty or "train" not in found
+        is_lenient = skips_faulty or "train" not in found.splits
+        data = draw_splits(put_into_groups(found, self.splitting.group_by), self.splitting)
         splits = {
             split: self._prepared(split, part, skip=is_lenient or split == "test")
-            for split, part in parts.items()
+            for split, part in data.splits.items()
             if len(part)
         }
         # after the split, so that no image moves to another one
-        splits, corrections = self._corrected(splits, class_names, images.folder)
-        if corrections is not None and "train" in splits:
-            lacking = set(empty_classes(splits["train"], class_names))
-        scanned = ScannedData(
-            class_names,
-            splits,
-            label_kind=images.label_kind,
-            folder=images.folder,
-            remark=images.remark,
-            skipped_rows=images.skipped,
-            corrections=corrections,
-            classes_without_images=tuple(name for name in class_names if name in lacking),
-            fold_fault=fault,
-        )
-        return _recorded(_without_equal_weights(scanned)) if "train" in splits else scanned
+        data = self._corrected(replace(data, splits=splits))
+        return _recorded(_without_equal_weights(data)) if "train" in data.splits else data
 
-    @cached_property
-    def source(self) -> ImageSource:
-        """The source of the images: the table, or else the result of `source_in`. The first use creates it."""
-        if self.table is not None:
-            return TableSource(Path(self.table), self.table_options())
-        return self.source_in(required_folder(self.root))
+    def _found(self, class_names: list[str] | None) -> DataSet:
+        """Return the images of the folder or table. A data set of its own is created or downloaded if it is missing.
 
-    def source_in(self, folder: str) -> ImageSource:
-        """Return the source of the images in a folder.
-
-        A data set of its own creates or downloads a missing folder first. One process does this; the others wait.
+        Raises:
+            OSError: The place cannot be read.
+            ValueError: The data set has a fault.
         """
-        return choose_source(folder, None, self.table_options())
-
-    def table_options(self) -> TableOptions:
-        """Return the settings by which a table is read. A folder has the same classes to exclude and to merge."""
-        return TableOptions(
+        options = ScanOptions(
             root=self.table_root,
             columns=self.columns,
             separator=self.label_separator,
@@ -127,68 +65,27 @@ class ImageFolderData(ImageDataModule):
             exclude=frozenset(map(composed, self.exclude)),
             merge=self.merge,
         )
-
-    def _split(
-        self, found: dict[str, Samples], class_names: Sequence[str]
-    ) -> tuple[dict[str, Samples], set[str], str]:
-        """Split the images that have no split.
-
-        Args:
-            found: The images by split, as the source has them; `all` for images without splits.
-            class_names: The classes.
-
-        Returns:
-            The images by split, without `all`; the classes without training images; and what is wrong with the folds.
-        """
-        fault = ""
-        if "all" not in found and "train" not in found:
-            return found, set(), fault
-        settings = self.splitting
-        everything = found["all"] if "all" in found else found["train"]
-        names = list(everything.names())
-        strata = everything.targets.strata()
-        lacking = set(empty_classes(everything, class_names))
-        if settings.fold is not None and settings.num_folds is not None:
-            ids = hashes([*class_names, ""], settings.split_seed).view(np.int64)
-            units = units_of(names, ids[strata], settings.split_seed, everything.groups)
-            val_share = 0.0 if "val" in found else settings.val_fraction
-            fault = fold_fault(everything.targets, units, settings, val_share, class_names)
-            parts = fold_parts(units, settings.fold, settings.num_folds, val_share)
-        elif "all" in found:
-            fractions: tuple[float, ...] = (settings.val_fraction, settings.test_fraction)
-            parts = stratified(names, strata, fractions, settings.split_seed, everything.groups)
-        elif "val" not in found and settings.val_fraction > 0:
-            fractions = (settings.val_fraction,)
-            parts = stratified(names, strata, fractions, settings.split_seed, everything.groups)
+        if self.table is not None:
+            data = scan_table(Path(self.table), options, class_names)
         else:
-            parts = [np.arange(len(everything))]
-        if settings.fold is None and isinstance(everything.targets, MultiHot):
-            groups = np.arange(len(names)) if everything.groups is None else everything.groups
-            parts = with_each_label(everything.targets.labels, groups, parts)
-        train = everything.take(parts[0])
-        if "all" in found:
-            train = replace(train, origin=NOT_SET_APART)
-        if settings.fold is None and has_groups({"train": everything}):
-            lacking |= set(empty_classes(train, class_names))
-        splits = {name: part for name, part in found.items() if name != "all"}
-        splits["train"] = train
-        for name, rows in zip(("val", "test"), parts[1:], strict=False):
-            if name not in splits or len(rows):
-                splits[name] = replace(everything.take(rows), origin=SET_APART)
-        return splits, lacking, fault
+            data = scan(self.place_in(required_folder(self.root)), options, class_names)
+        refuse_faults(data.faults, skip=self.on_bad_image == "skip")
+        return data
 
-    def _corrected(
-        self, splits: dict[str, Samples], class_names: Sequence[str], folder: str
-    ) -> tuple[dict[str, Samples], AppliedCorrections | None]:
-        """Return the splits with the corrected labels, and what the file of corrections changed; None without one."""
+    def place_in(self, folder: str) -> str:
+        """Return the folder or the table that holds the data set of a folder.
+
+        A data set of its own creates or downloads a missing folder first. One process does this; the others wait.
+        """
+        return folder
+
+    def _corrected(self, data: DataSet) -> DataSet:
+        """Return the data set with the corrected labels, if there is a file of corrections."""
         if self.corrections is None:
-            return splits, None
-        return correct_splits(
-            splits,
-            read_corrections(self.corrections),
-            folder,
-            Classes(class_names, self.exclude, self.merge),
-            self.correct_test,
+            return data
+        decisions = read_corrections(self.corrections)
+        return correct(
+            data, self.corrections, decisions, self.exclude, self.merge, self.correct_test
         )
 
     def setup(self, stage: str) -> None:
@@ -204,14 +101,16 @@ class ImageFolderData(ImageDataModule):
             WrongUsage: No group has more than one image.
         """
         settings = self.splitting
-        if self.scanned.classes_without_images:
-            raise ValueError(self._lacking_classes())
-        if self.scanned.has_only_zero_weights:
-            raise ValueError(
-                f"all training images of {self.root} have the weight 0: correct the weights"
-            )
-        if self.scanned.fold_fault:
-            raise ValueError(f"{self.root}: {self.scanned.fold_fault}")
+        if self.scanned.training_faults:
+            raise ValueError(f"{self.root}: {self.scanned.training_faults[0]}")
+        lacking = self.class_names
+        if "train" in self.splits:
+            lacking = empty_classes(self.splits["train"].targets, self.class_names)
+        if lacking:
+            message = f"{self.root} has no images to train on of {', '.join(lacking)}"
+            if settings.fold is None and has_groups(self.splits):
+                message += f" with split_seed {settings.split_seed}, which does not divide groups"
+            raise ValueError(f"{message}: add some, or remove that class")
         if settings.group_by is not None and not has_groups(self.splits):
             example = next(iter(self.splits["train"].names()), "")
             raise WrongUsage(
@@ -219,29 +118,18 @@ class ImageFolderData(ImageDataModule):
                 f"{shown(example)}"
             )
 
-    def _lacking_classes(self) -> str:
-        """Return the error message for classes without images to train on."""
-        lacking = ", ".join(self.scanned.classes_without_images)
-        message = f"{self.root} has no images to train on of {lacking}"
-        if self.splitting.fold is None and has_groups(self.splits):
-            seed = self.splitting.split_seed
-            message += f" with split_seed {seed}, which does not divide groups"
-        return f"{message}: add some, or remove that class"
-
     def use_all_images(self, split: str) -> None:
         before = self.scanned
-        if split in before.splits and before.splits[split].origin != SET_APART:
+        if split in before.splits and not before.splits[split].is_drawn:
             return
-        skips_faulty = self.on_bad_image == "skip"
-        found = self.source.find(before.class_names, skips_faulty, False).splits
-        splits: dict[str, Samples] = {}
-        corrections = before.corrections
+        found = self._found(before.class_names).splits
         if "all" in found:
-            found[split] = replace(found["all"], origin="all")
+            found[split] = found["all"]
+        data = replace(before, splits={})
         if split in found:
-            splits[split] = self._prepared(split, found[split], skip=True)
-            splits, corrections = self._corrected(splits, before.class_names, before.folder)
-        self.scanned = replace(before, splits=splits, corrections=corrections)
+            data = replace(before, splits={split: self._prepared(split, found[split], skip=True)})
+            data = self._corrected(data)
+        self.scanned = data
 
     def _prepared(self, split: str, samples: Samples, skip: bool) -> Samples:
         """Return samples with the stats of their files (see `file_stats`) and the size for decoding.
@@ -255,28 +143,43 @@ class ImageFolderData(ImageDataModule):
         return replace(samples, shorter_side=shorter_side, stats=stats, weights=weights)
 
 
-def _without_equal_weights(scanned: ScannedData) -> ScannedData:
-    """Return the data without the weights of the training images if all are equal, since only their ratios matter.
+def _log_notes(data: DataSet) -> None:
+    """Log what was skipped in a data set, and what looks like a mistake."""
+    if data.faults:
+        num_rows = len({fault.row for fault in data.faults} - {-1})
+        what = counted(num_rows, "row") if num_rows else counted(len(data.faults), "folder")
+        examples = "; ".join(fault.line() for fault in data.faults[:_NUM_LOGGED])
+        more = "; …" if len(data.faults) > _NUM_LOGGED else ""
+        log.warning("%s: skipped %s: %s%s", data.place, what, examples, more)
+    for note in data.notes:
+        log.warning("%s", note)
+
+
+def _without_equal_weights(data: DataSet) -> DataSet:
+    """Return the data set without the weights of the training images if all are equal: only their ratios matter.
 
     Training is then the same as without weights, bit for bit.
     """
-    train = scanned.splits["train"]
+    train = data.splits["train"]
     if train.weights is None or train.weights.min() != train.weights.max():
-        return scanned
+        return data
+    faults = data.training_faults
+    if not train.weights.any():
+        faults += ("all training images have the weight 0: correct the weights",)
     return replace(
-        scanned,
-        splits={**scanned.splits, "train": replace(train, weights=None)},
-        remark=scanned.remark + "; the weights are equal in training and have no effect",
-        has_only_zero_weights=not train.weights.any(),
+        data,
+        splits={**data.splits, "train": replace(train, weights=None)},
+        remark=data.remark + "; the weights are equal in training and have no effect",
+        training_faults=faults,
     )
 
 
-def _recorded(scanned: ScannedData) -> ScannedData:
-    """Return the data with the record and the fingerprint of the training and validation images."""
-    train = scanned.splits["train"]
-    val = scanned.splits.get("val")
+def _recorded(data: DataSet) -> DataSet:
+    """Return the data set with the record and the fingerprint of the training and validation images."""
+    train = data.splits["train"]
+    val = data.splits.get("val")
     seen = build_record(train, val)
-    return replace(scanned, seen=seen, fingerprint=fingerprint(seen, train, val))
+    return replace(data, seen=seen, fingerprint=fingerprint(seen, train, val))
 
 
 class Hotdog(ImageFolderData):
@@ -286,8 +189,8 @@ class Hotdog(ImageFolderData):
     url = "http://d2l-data.s3-accelerate.amazonaws.com/hotdog.zip"
     sha1 = "fba480ffa8aa7e0febbb511d181409f899b9baa5"
 
-    def source_in(self, folder: str) -> ImageSource:
+    def place_in(self, folder: str) -> str:
         check_is_local(folder)
         if not Path(folder).exists():
             fetch_archive(self.url, self.sha1, Path(folder))
-        return super().source_in(folder)
+        return folder

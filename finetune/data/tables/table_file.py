@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from finetune.data.faults import Fault
 from finetune.system.messages import WrongUsage, install, reason
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -41,6 +42,12 @@ class TableFile:
 
     def __len__(self) -> int:
         return len(self.lines)
+
+    def fault(self, row: int, column: str, text: str, hint: str = "") -> Fault:
+        """Return a fault in a row and a column. Rows with faults can be skipped."""
+        unit = "row" if self.path.suffix.lower() == ".parquet" else "line"
+        where = f"{self.path}, {unit} {self.lines[row]}, column {column}"
+        return Fault(where, text, hint, can_skip=True, row=row)
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
@@ -112,7 +119,7 @@ def _read_csv(path: Path, text: str) -> TableFile:
     twice = [name for name, num in Counter(header).items() if num > 1 and name]
     if twice:
         raise ValueError(f"{path}, line {line}: the column {twice[0]!r} occurs twice")
-    records: list[list[str]] = []
+    values: list[list[str]] = [[] for _ in header]
     lines: list[int] = []
     for line, record in rows:
         if len(record) != len(header):
@@ -120,10 +127,10 @@ def _read_csv(path: Path, text: str) -> TableFile:
                 f"{path}, line {line}: {len(record)} fields, but the header has {len(header)}; "
                 "put values that contain the separator in double quotes"
             )
-        records.append(record)
+        for column, value in zip(values, record, strict=True):
+            column.append(value)
         lines.append(line)
-    values = zip(*records, strict=True) if records else ([] for _ in header)
-    columns = {name: list(column) for name, column in zip(header, values, strict=True) if name}
+    columns = {name: column for name, column in zip(header, values, strict=True) if name}
     return TableFile(path, columns, lines)
 
 

@@ -1,12 +1,15 @@
 """The labels of each row of a table: one class or several, and how they are written."""
 
 import re
+from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from finetune.data.tables.row_faults import Fault
+import numpy as np
+
+from finetune.data.faults import Fault
 from finetune.data.tables.table_columns import Columns
 from finetune.data.tables.table_file import TableFile
 from finetune.models.heads import LabelKind
@@ -28,13 +31,15 @@ class Labels:
 
     Attributes:
         kind: Whether an image has one label or several.
-        values: The labels of each row, N: exactly one, or any number.
+        sets: The different labels of rows: exactly one, or any number.
+        set_of: The index into `sets` of each row, (N,) int64.
         how: How they are written, for a log line.
         column: Name of the column, for error messages.
     """
 
     kind: LabelKind
-    values: list[tuple[str, ...]]
+    sets: list[tuple[str, ...]]
+    set_of: np.ndarray
     how: str
     column: str
 
@@ -64,36 +69,59 @@ def read_labels(
     mark = None if kind == "single" or has_lists else _separator(table, values, separator)
     if kind == "auto":
         kind = "single" if mark is None and not has_lists else "several"
-    listed = _list_faults(table, values, column, kind)
+    faults = _list_faults(table, values, column, kind)
     if kind == "single":
-        labels = _labels_of(values, lambda value: (text,) if (text := label_text(value)) else ())
-        empty = [
-            Fault(i, table.lines[i], column, "the label is empty")
-            for i, value in enumerate(labels)
-            if not value
-        ]
-        return Labels("single", labels, "one label per image", column), listed + empty
+        texts, set_of = distinct(values)
+        sets: list[tuple[str, ...]] = [(text,) if text else () for text in texts]
+        is_empty = np.array([not text for text in texts], bool)
+        for row in np.flatnonzero(is_empty[set_of]).tolist():
+            faults.append(table.fault(row, column, "the label is empty"))
+        return Labels("single", sets, set_of, "one label per image", column), faults
     how = "several labels per image"
     if mark:
         how += f", labels separated by {mark!r}"
     elif has_lists:
         how += ", lists of labels"
-    return Labels("several", _labels_of(values, _splitter(mark)), how, column), listed
+    sets, set_of = distinct(values, lambda value: _split(value, mark))
+    return Labels("several", sets, set_of, how, column), faults
+
+
+def distinct(
+    values: Sequence[Any], parse: Callable[[Any], Hashable] | None = None
+) -> tuple[list[Any], np.ndarray]:
+    """Return the different parsed values of a column, by default as text, and the index of that of each row, (N,).
+
+    Each different text is parsed once.
+    """
+    parse = parse or label_text
+    number: dict[Hashable, int] = {}
+    number_of_text: dict[str, int] = {}
+    numbers = array("q")
+    for value in values:
+        k = number_of_text.get(value) if isinstance(value, str) else None
+        if k is None:
+            k = number.setdefault(parse(value), len(number))
+            if isinstance(value, str):
+                number_of_text[value] = k
+        numbers.append(k)
+    return list(number), np.frombuffer(numbers, np.int64)
 
 
 def _list_faults(
     table: TableFile, values: Sequence[Any], column: str, kind: LabelKind
 ) -> list[Fault]:
     """Return the rows where a label is the text of a list or an object: it would be a class of its own."""
-    faults: list[Fault] = []
-    for i, value in enumerate(values):
-        is_list = kind == "several" and isinstance(value, (list, tuple))
-        parts = value if is_list else [value]
-        if any(_LIST.fullmatch(str(part).strip()) for part in parts):
-            fault = f"'{shown(value)}' is a list, not a label"
-            hint = "write labels with ; between them, or as a list of texts in a .jsonl table"
-            faults.append(Fault(i, table.lines[i], column, fault, hint))
-    return faults
+
+    def holds_list(value: Any) -> bool:
+        parts = value if kind == "several" and isinstance(value, (list, tuple)) else [value]
+        return any(_LIST.fullmatch(str(part).strip()) for part in parts)
+
+    hint = "write labels with ; between them, or as a list of texts in a .jsonl table"
+    is_list, index = distinct(values, holds_list)
+    return [
+        table.fault(row, column, f"'{shown(values[row])}' is a list, not a label", hint)
+        for row in np.flatnonzero(np.array(is_list, bool)[index]).tolist()
+    ]
 
 
 def combining_mark(names: Sequence[str]) -> str:
@@ -105,22 +133,6 @@ def combining_mark(names: Sequence[str]) -> str:
         if 2 * sum(combined) >= len(names):
             return mark
     return ""
-
-
-def _labels_of(
-    values: Sequence[Any], parse: Callable[[Any], tuple[str, ...]]
-) -> list[tuple[str, ...]]:
-    """Return the labels of each value. Each distinct text is parsed once."""
-    known: dict[str, tuple[str, ...]] = {}
-    labels: list[tuple[str, ...]] = []
-    for value in values:
-        if not isinstance(value, str):
-            labels.append(parse(value))
-            continue
-        if value not in known:
-            known[value] = parse(value)
-        labels.append(known[value])
-    return labels
 
 
 def _separator(table: TableFile, values: Sequence[Any], requested: str | None) -> str | None:
@@ -147,19 +159,15 @@ def _separator(table: TableFile, values: Sequence[Any], requested: str | None) -
     return found[0] if found else None
 
 
-def _splitter(mark: str | None) -> Callable[[Any], tuple[str, ...]]:
-    """Return the function from a value to its labels, each once, in their order."""
-
-    def split(value: Any) -> tuple[str, ...]:
-        if isinstance(value, (list, tuple)):
-            parts = list(value)
-        elif isinstance(value, str) and mark is not None:
-            parts = value.split(mark)
-        else:
-            parts = [value]
-        return tuple(dict.fromkeys(text for part in parts if (text := label_text(part))))
-
-    return split
+def _split(value: Any, mark: str | None) -> tuple[str, ...]:
+    """Return the labels in a value, each once, in their order."""
+    if isinstance(value, (list, tuple)):
+        parts = list(value)
+    elif isinstance(value, str) and mark is not None:
+        parts = value.split(mark)
+    else:
+        parts = [value]
+    return tuple(dict.fromkeys(text for part in parts if (text := label_text(part))))
 
 
 def label_text(value: Any) -> str:
@@ -181,23 +189,22 @@ def _read_indicators(
     chosen: list[list[str]] = [[] for _ in table.lines]
     for name in names:
         label = label_text(name)
-        for i, value in enumerate(table.columns[name]):
+        for row, value in enumerate(table.columns[name]):
             text = str(value).strip().lower()
             if text in ("1", "1.0", "true"):
-                chosen[i].append(label)
+                chosen[row].append(label)
             elif text not in ("0", "0.0", "false"):
-                fault = f"'{shown(value)}' is not 0 or 1"
-                faults.append(Fault(i, table.lines[i], name, fault))
+                faults.append(table.fault(row, name, f"'{shown(value)}' is not 0 or 1"))
     if kind == "auto":
         kind = "single" if all(len(labels) == 1 for labels in chosen) else "several"
-    values = [tuple(labels) for labels in chosen]
     column = names[0]
     if kind == "single":
         faults += [
-            Fault(i, table.lines[i], column, f"{len(labels)} columns are 1, one must be")
-            for i, labels in enumerate(values)
+            table.fault(row, column, f"{len(labels)} columns are 1, one must be")
+            for row, labels in enumerate(chosen)
             if len(labels) != 1
         ]
     number = "several labels" if kind == "several" else "one label"
     how = f"{number} per image, in {len(names)} columns of 0 and 1"
-    return Labels(kind, values, how, column), faults
+    sets, set_of = distinct(chosen, tuple)
+    return Labels(kind, sets, set_of, how, column), faults

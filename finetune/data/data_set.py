@@ -1,0 +1,164 @@
+"""The images of a data set with their classes and splits, and what is wrong with them.
+
+`datasets.scan` makes a `DataSet` from a folder or a table. `groups`, `drawn_splits` and `corrected_samples` have the
+functions from a `DataSet` to a `DataSet`.
+"""
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from finetune.data.corrections import Changes
+from finetune.data.faults import Fault
+from finetune.data.samples import PathList, Samples
+from finetune.data.seen_record import SeenRecord
+from finetune.data.targets import ClassIndex, MultiHot, Targets
+from finetune.models.heads import LabelKind
+from finetune.system.file_names import composed
+from finetune.system.messages import WrongUsage, did_you_mean
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """The images of a data set, N, sorted by split, class and name.
+
+    Shapes: N images, S splits, K classes.
+
+    Attributes:
+        class_names: The classes, in the order of their indices, K.
+        splits: The images of each split: `all` if the place has no splits and none were drawn, else some of `train`,
+            `val`, `test` and `predict`.
+        place: The folder or the table, as the user has named it.
+        folder: Folder that the names of the images are relative to; "" if there is none.
+        label_kind: Whether each image has exactly one class, or several labels or none.
+        has_splits: Whether the place has splits, so that training does not draw all of them.
+        is_table: Whether the place is a table.
+        faults: What is wrong. Faulty files, folders and rows are not among the images.
+        notes: What a user should know, such as the files that were skipped.
+        remark: How the labels were found, for a log line; "" for class folders.
+        corrections: What a file of corrections has changed; None without one.
+        training_faults: Why these images can be evaluated, but not trained on.
+        seen: The record of the training and validation images; None without training images.
+        fingerprint: A hash of the training and validation images and their targets; "" without training images.
+    """
+
+    class_names: list[str]
+    splits: dict[str, Samples]
+    place: str = ""
+    folder: str = ""
+    label_kind: LabelKind = "single"
+    has_splits: bool = False
+    is_table: bool = False
+    faults: tuple[Fault, ...] = ()
+    notes: tuple[str, ...] = ()
+    remark: str = ""
+    corrections: Changes | None = None
+    training_faults: tuple[str, ...] = ()
+    seen: SeenRecord | None = None
+    fingerprint: str = ""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.splits.values()))
+
+    @cached_property
+    def paths(self) -> PathList:
+        """The path of each image, N."""
+        return PathList(path for samples in self.splits.values() for path in samples.paths)
+
+    @cached_property
+    def split_of(self) -> np.ndarray:
+        """The index of the split of each image, (N,)."""
+        return np.repeat(np.arange(len(self.splits)), [*map(len, self.splits.values())])
+
+    @cached_property
+    def targets(self) -> Targets:
+        """The targets of all images, N."""
+        labels = np.concatenate([samples.targets.labels for samples in self.splits.values()])
+        if self.label_kind == "several":
+            return MultiHot(labels)
+        return ClassIndex(labels, len(self.class_names))
+
+    @cached_property
+    def groups(self) -> np.ndarray | None:
+        """The group of each image, as in `Samples`, (N,); None if there are none."""
+        groups = [samples.groups for samples in self.splits.values() if samples.groups is not None]
+        return np.concatenate(groups) if groups else None
+
+    @cached_property
+    def _label_sets(self) -> tuple[list[str], np.ndarray]:
+        if self.label_kind == "single":
+            return self.class_names, self.targets.labels
+        sets, set_of = np.unique(self.targets.labels, axis=0, return_inverse=True)
+        names = [self.labels_text(np.flatnonzero(row).tolist()) for row in sets]
+        return names, set_of.reshape(-1)
+
+    @property
+    def set_names(self) -> list[str]:
+        """The classes; of several labels the sets of labels that occur. Copies of an image should be of one set."""
+        return self._label_sets[0]
+
+    @property
+    def set_of(self) -> np.ndarray:
+        """The index into `set_names` of each image, (N,)."""
+        return self._label_sets[1]
+
+    def labels_of(self, i: int) -> list[int]:
+        """Return the indices of the labels of image i, ascending."""
+        row = self.targets.labels[i]
+        return np.flatnonzero(row).tolist() if self.label_kind == "several" else [int(row)]
+
+    def labels_text(self, labels: Iterable[int]) -> str:
+        """Return the labels with these indices in words."""
+        return label_set_name([self.class_names[k] for k in labels])
+
+    def name(self, i: int) -> str:
+        """Return the name of image i: its path below the folder of the data set."""
+        return self.paths[i].removeprefix(os.path.join(self.folder, ""))
+
+    def names(self) -> Iterator[str]:
+        """Yield the name of each image."""
+        return (name for samples in self.splits.values() for name in samples.names())
+
+    def split_name(self, i: int) -> str:
+        """Return the split of image i."""
+        return list(self.splits)[int(self.split_of[i])]
+
+    def counts(self) -> np.ndarray:
+        """Return the number of images per split and class, (S, K). Of several labels an image counts for each."""
+        return np.array([samples.targets.counts() for samples in self.splits.values()])
+
+    def origin(self, split: str) -> str:
+        """Return where the images of a split come from, in words; "" if it is a list of images to predict."""
+        if self.splits[split].is_drawn:
+            return "held out of training"
+        if self.has_splits:
+            return f"its rows of split {split}" if self.is_table else f"its {split} folder"
+        if split == "predict":
+            return ""
+        return "all" if len(self.splits) == 1 else "the remaining images"
+
+
+def label_set_name(labels: Sequence[str]) -> str:
+    """Return the labels of an image in words."""
+    return " + ".join(labels) or "no label"
+
+
+def check_names_exist(option: str, names: Collection[str], existing: Collection[str]) -> None:
+    """Check that the classes that an option names exist. A misspelt one would otherwise not be excluded or merged.
+
+    Raises:
+        WrongUsage: One does not.
+    """
+    for name in sorted(names):  # the same message for a set in any order
+        if composed(name) not in existing:
+            hint = did_you_mean(name, sorted(existing))
+            raise WrongUsage(f"{option}: there is no class {name!r}{hint}")
+
+
+def empty_classes(targets: Targets, class_names: Sequence[str]) -> list[str]:
+    """Return the names of the classes without images."""
+    counts = targets.counts().tolist()
+    return [name for name, num in zip(class_names, counts, strict=True) if num == 0]
