@@ -269,7 +269,7 @@ def test_a_checkpoint_fetches_no_data_set_unless_the_user_names_it(
             main(["test", str(ckpt), *CPU.split(), *more])
         return capsys.readouterr().err
 
-    monkeypatch.setattr(data_class, "source_in", fetched)
+    monkeypatch.setattr(data_class, "place_in", fetched)
     name = f"finetune.{data_class.__name__}"
     gone = tmp_path / "elsewhere/source"
     ckpt = altered("finetune", {"data_class": name})
