@@ -80,12 +80,12 @@ def _with_full_names(command: str, text: str, path: str) -> str:
     name = path or "the config"
     try:
         content = _load_yaml(text)
+        put_names(content, text)  # an error for a table that contains itself
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
         raise TypeError(f"{name}{where}: not valid YAML: {problem}") from error
-    put_names(content, text)
     if not isinstance(content, dict):
         raise TypeError(f"{name} is not a config: it has no settings such as `epochs: 10`")
     if not has_words(command, content):
