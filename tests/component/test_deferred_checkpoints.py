@@ -4,7 +4,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from colours import QUICKEST
 from promise import promise
 from scenario_results import is_same
+from tiers import sweep
 from torch import nn
 
 from finetune.cli import run as run_command
@@ -211,19 +212,22 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 @pytest.fixture
-def at_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Calls a function before the training step of this number."""
-    training_step = Classifier.training_step
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Calls a function before the training step of this number, or before another hook after so many steps."""
 
-    def patch(step: int, act: Callable[[], None]) -> None:
-        def stepped(self: Classifier, *arguments: Any) -> Any:
+    originals = {
+        name: getattr(Classifier, name) for name in ("training_step", "on_train_epoch_end")
+    }
+
+    def patch(step: int, act: Callable[[], None], hook: str = "training_step") -> None:
+        def hooked(self: Classifier, *arguments: Any) -> Any:
             if self.trainer.global_step == step:
                 act()
-            return training_step(self, *arguments)
+            return originals[hook](self, *arguments)
 
-        monkeypatch.setattr(Classifier, "training_step", stepped)
+        monkeypatch.setattr(Classifier, hook, hooked)
 
-    yield patch
+    return patch
 
 
 def fail() -> None:
@@ -272,16 +276,20 @@ def forget_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @promise("resume", controls=[forget_what_waits])
 @pytest.mark.parametrize(
-    ("stop", "error", "step"),
-    [
-        (interrupt, Interrupted, 2 * STEPS + 2),
-        pytest.param(fail, RuntimeError, 2 * STEPS, marks=pytest.mark.slow),
-    ],
+    ("at", "stop", "error", "step"),
+    sweep(
+        [
+            ((2 * STEPS + 1,), interrupt, Interrupted, 2 * STEPS + 2),
+            ((2 * STEPS, "on_train_epoch_end"), interrupt, Interrupted, 2 * STEPS),
+            ((2 * STEPS + 1,), fail, RuntimeError, 2 * STEPS),
+        ],
+        quick=[((2 * STEPS + 1,), interrupt, Interrupted, 2 * STEPS + 2)],
+    ),
 )
 def test_a_signal_or_an_error_writes_what_waits_and_resume_ends_as_uninterrupted(
-    fit, complete, all_wait, at_step, monkeypatch, stop, error, step
+    fit, complete, all_wait, at_step, at, stop, error, step
 ):
-    at_step(2 * STEPS + 1, stop)
+    at_step(at[0], stop, *at[1:])
     found = fit("stopped", error=error)
     assert found["last"]["global_step"] == step
     at_step(-1, fail)
