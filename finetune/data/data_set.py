@@ -23,7 +23,7 @@ from finetune.system.messages import WrongUsage, did_you_mean
 
 @dataclass(frozen=True)
 class DataSet:
-    """The images of a data set, N, sorted by split, class and name.
+    """The images of a data set: of each split sorted by class and name.
 
     Shapes: N images, S splits, K classes.
 

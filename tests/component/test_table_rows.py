@@ -127,10 +127,8 @@ FAULTS = [
     ("nowhere.jpg,a", "", 3, "path", "nowhere.jpg does not exist"),
     ("sub,a", "", 3, "path", "sub is not a file"),
     # of a file under a similar name
-    ("Sub/É.JPG,a", "", 3, "path", "there is sub/é.jpg"),
-    ("sub/é.jpeg,a", "", 3, "path", "there is sub/é.jpg"),
-    ("sub/é,a", "", 3, "path", "there is sub/é.jpg"),
-    ("sub/e\u0301.jpg,a", "", 3, "path", "there is sub/é.jpg"),
+    ("sub/É.JPEG,a", "", 3, "path", "there is sub/é.jpg"),
+    ("sub/e\u0301,a", "", 3, "path", "there is sub/é.jpg"),
     ("sub\\x.jpg,a", "", 3, "path", "write paths with /"),
     (",a", "", 3, "path", "the path is empty"),
     ("s3://bucket/x.jpg,a", "", 3, "path", "outside of the folder"),

@@ -5,7 +5,7 @@ files that have the same size as one of another split. They take 2.5 CPU seconds
 decodes all of them, takes hundreds of seconds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,7 @@ class FirstLook:
 
 def first_look(data: DataSet) -> FirstLook:
     """Check the images of a fit before it starts."""
+    data = replace(data)  # its lists of all images are freed with it, and not kept during the fit
     paths = data.paths
     stats = concatenate_stats([split.load_stats() for split in data.splits.values()])
     sizes = np.where(stats.is_regular, stats.sizes, -1)

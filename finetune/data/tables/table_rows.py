@@ -211,35 +211,25 @@ def missing_files(
         hint = f"relative paths are relative to {root} (--data.root)"
         if "\\" in path:
             hint = "write paths with / instead of \\"
-        elif not faults and (similar := _similar_file(path, root)):  # only the first is shown
+        elif not faults and (similar := _similar_file(path)):  # only the first is shown
             hint = f"there is {shown(similar)}"
         faults.append(table.fault(row, column, f"{shown(path)} {what}", hint))
     return faults
 
 
-def _similar_file(path: str, root: str) -> str:
-    """Return the image that the path of a missing file may mean; "" if there is none.
+def _similar_file(path: str) -> str:
+    """Return the image in the folder of a missing file whose name has another case, composition or suffix; "" if none.
 
-    It has another letter case, Unicode composition or suffix, or lies below the root.
+    The folder itself must exist.
     """
-    if not (is_local(path) and is_local(root)):
+    folder, name = os.path.split(path)
+    if not is_local(path) or not os.path.isdir(folder or "."):
         return ""
-    for start in ("/", root) if path[:1] == "/" else ("",):
-        found = start
-        for part in path.strip("/").split("/"):
-            found = os.path.join(found, _similar_name(found or ".", part))
-        if is_image_file(found) and os.path.isfile(found):
-            return found
-    return ""
-
-
-def _similar_name(folder: str, name: str) -> str:
-    """Return the name in a folder that is like a name, images first; the name itself if there is none."""
-    if os.path.exists(os.path.join(folder, name)) or not os.path.isdir(folder):
-        return name
-    names = sorted(os.listdir(folder), key=lambda other: (not is_image_file(other), other))
     spellings = _spellings(name)
-    return next((other for other in names if spellings & _spellings(other)), name)
+    for other in sorted(os.listdir(folder or ".")):
+        if is_image_file(other) and spellings & _spellings(other):
+            return os.path.join(folder, other)
+    return ""
 
 
 def _spellings(name: str) -> set[str]:
@@ -267,7 +257,7 @@ def repeated_rows(paths: Sequence[str], rows: np.ndarray) -> tuple[np.ndarray, n
 def contradictions(
     table: TableFile,
     column: str,
-    path_of: Callable[[int], str],
+    paths: Sequence[str],
     pairs: Sequence[tuple[int, int]],
     text_of: Callable[[int], str],
     hint: str = "",
@@ -277,7 +267,7 @@ def contradictions(
     Args:
         table: The table.
         column: The column.
-        path_of: Returns the path of a row.
+        paths: The path of each row.
         pairs: The pairs of rows.
         text_of: Returns the value of a row as text.
         hint: What to do about it.
@@ -285,6 +275,10 @@ def contradictions(
     faults = []
     for first, second in pairs:
         for row, other in ((first, second), (second, first)):
-            text = f"{shown(path_of(row))} is {shown(text_of(row))!r} here and {shown(text_of(other))!r} in line "
-            faults.append(table.fault(row, column, f"{text}{table.lines[other]}", hint))
+            here = shown(text_of(row))
+            there = shown(text_of(other))
+            text = (
+                f"{shown(paths[row])} is {here!r} here and {there!r} in line {table.lines[other]}"
+            )
+            faults.append(table.fault(row, column, text, hint))
     return faults

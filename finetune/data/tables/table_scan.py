@@ -6,7 +6,7 @@ fit on the folders in its root have the same splits, batches and weights.
 
 import os
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -234,30 +234,27 @@ def _without_repeats(
     def label_of(row: int) -> str:
         return ", ".join(rows.labels.sets[rows.labels.set_of[row]]) or "without a label"
 
+    def cell(column: str | None) -> Callable[[int], str]:
+        return lambda row: label_text(rows.table.columns[column or ""][row])
+
     several = "if images have several labels, pass --data.labels several"
+    names = rows.columns
+    labels = None if is_union else numbers[rows.labels.set_of]
     compared = [
-        (rows.columns.split, rows.splits, ""),
-        (rows.columns.group, rows.groups, ""),
-        (rows.columns.weight, rows.weights, ""),
-        (rows.labels.column, None if is_union else numbers[rows.labels.set_of], several),
+        (names.split, rows.splits, cell(names.split), ""),
+        (names.group, rows.groups, cell(names.group), ""),
+        (names.weight, rows.weights, cell(names.weight), ""),
+        (rows.labels.column, labels, label_of, several),
     ]
     is_settled = np.zeros(len(repeats), bool)  # whether a pair has a contradiction already
     faults: list[Fault] = []
-    for column, values, hint in compared:
+    for column, values, text_of, hint in compared:
         if column is None or values is None:
             continue
         differs = (values[repeats] != values[firsts]) & ~is_settled
         is_settled |= differs
-        pairs = zip(firsts[differs].tolist(), repeats[differs].tolist(), strict=True)
-        of_column = rows.table.columns[column]
-        faults += contradictions(
-            rows.table,
-            column,
-            rows.paths.__getitem__,
-            [*pairs],
-            label_of if hint else lambda row, c=of_column: label_text(c[row]),  # type: ignore[misc]
-            hint,
-        )
+        pairs = [*zip(firsts[differs].tolist(), repeats[differs].tolist(), strict=True)]
+        faults += contradictions(rows.table, column, rows.paths, pairs, text_of, hint)
     wrong = {rows.paths[fault.row] for fault in faults}
     is_wrong = np.array([rows.paths[row] in wrong for row in firsts.tolist()], bool)
     if is_union:
