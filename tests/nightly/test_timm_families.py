@@ -25,6 +25,11 @@ from finetune.inference.predictor import Predictor
 from finetune.models.stages import head, head_name
 from finetune.models.timm_backbones import timm_name
 
+# the others are like that of test_timm_networks.py and like the network of test_resume.py
+OF_ANOTHER_KIND = ("mobilenetv4", "vit", "dinov2", "focalnet")
+of_each_other_kind = pytest.mark.parametrize(
+    ("backbone", "size"), [FAMILIES[name] for name in OF_ANOTHER_KIND], ids=OF_ANOTHER_KIND
+)
 of_each_family = pytest.mark.parametrize(("backbone", "size"), FAMILIES.values(), ids=FAMILIES)
 
 
@@ -107,7 +112,7 @@ def test_a_probe_sees_what_timm_gives_its_classifier_and_changes_that_alone(
     assert head(model.network).weight.isfinite().all()
 
 
-@of_each_family
+@of_each_other_kind
 def test_a_stopped_fit_of_each_family_ends_where_one_does_that_was_not(
     colours, backbone, size, tmp_path
 ):
@@ -136,13 +141,7 @@ def test_a_stopped_fit_of_each_family_ends_where_one_does_that_was_not(
     assert distance(full.network.state_dict(), first) > 1e-6
 
 
-# the others are like that of test_timm_networks.py and like the network of test_resume.py
-OF_ANOTHER_KIND = ("mobilenetv4", "vit", "dinov2", "focalnet")
-
-
-@pytest.mark.parametrize(
-    ("backbone", "size"), [FAMILIES[name] for name in OF_ANOTHER_KIND], ids=OF_ANOTHER_KIND
-)
+@of_each_other_kind
 def test_a_checkpoint_of_each_family_predicts_without_the_hub(
     colours, cli, monkeypatch, backbone, size
 ):

@@ -58,7 +58,7 @@ def go_back_in_time() -> None:
     time.time = lambda: now() - 3600
 
 
-FAULTS = {"kill": kill, "fail": fail, "pause": pause, "clock": go_back_in_time}
+FAULTS = {"kill": kill, "fail": fail, "clock": go_back_in_time, "pause": pause}
 
 
 def at_number(fault: str, number: int, count: int) -> None:
