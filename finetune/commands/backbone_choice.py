@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,6 @@ from finetune.commands.options import flag_names
 from finetune.commands.resumption import data_module
 from finetune.data.data_settings import missing_split_message
 from finetune.data.decode import DecodeError
-from finetune.data.fetching import Content
 from finetune.data.samples import Samples
 from finetune.data.transforms import eval_transform, preparation
 from finetune.distributed.launch import is_launched
@@ -255,9 +253,9 @@ def _load(
     transform = eval_transform(**prepare)
     samples = _decoded_small(split, size)
 
-    def prepared(index: int, contents: Mapping[str, Content]) -> np.ndarray:
+    def prepared(index: int) -> np.ndarray:
         try:
-            image = samples.read(index, contents)
+            image = samples.read(index)
         except DecodeError:  # the fit reports it
             image = np.zeros((size, size, 3), np.uint8)
         return transform(image=image)["image"]

@@ -1,5 +1,6 @@
-"""`finetune cache`: list or remove the caches of decoded images."""
+"""`finetune cache`: list or remove the caches of decoded images, and the copies of images in object storage."""
 
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from finetune.commands.plain_table import plain_table, table_console
 from finetune.data.memmap import open_or_none
-from finetune.system.cache_dir import IMAGES, cache_dir, has_mark
+from finetune.system.cache_dir import COPIES, IMAGES, cache_dir, has_mark
 from finetune.system.files import unfinished_matching
 from finetune.system.messages import bytes_text, shown
 
@@ -18,7 +19,9 @@ _WIDTH = 400  # of a table that is not shown on a terminal, with space for long 
 
 
 def cache(remove: Literal["all"] | None = None) -> None:
-    """List the caches of decoded images, or remove all. A run that uses a removed cache keeps it until its end.
+    """List the caches of decoded images and the copies of images in object storage, or remove all.
+
+    A run that uses a removed cache keeps it until its end, but ends if its copies are removed.
 
     Their folder is that of the variable FINETUNE_CACHE, or else the user's cache folder, ~/.cache/finetune on Linux.
 
@@ -27,23 +30,30 @@ def cache(remove: Literal["all"] | None = None) -> None:
     """
     folder = cache_dir()
     caches = [path for path in sorted(folder.glob(f"*{IMAGES}")) if has_mark(path)]
+    copies = sorted(path for path in (folder / COPIES).glob("*") if path.is_dir())
     if remove is None:
-        print(f"{'caches' if caches else 'no caches'} in {shown(str(folder))}")
-        if caches:
-            _print_table(caches)
+        print(f"{'caches' if caches or copies else 'no caches'} in {shown(str(folder))}")
+        if caches or copies:
+            _print_table(caches, copies)
         return
     unfinished = unfinished_matching(folder, f"*{IMAGES}")
     chosen = [
         *caches,
         *(path for path in unfinished if has_mark(path) or path.stat().st_size == 0),
     ]
-    num_bytes = sum(path.stat().st_size for path in chosen)
+    num_bytes = sum(path.stat().st_size for path in chosen) + sum(map(_num_bytes, copies))
     for path in chosen:
         path.unlink()
-    print(f"removed {len(chosen)} from {shown(str(folder))}: {bytes_text(num_bytes)}")
+    for path in copies:
+        shutil.rmtree(path)
+    print(f"removed {len(chosen) + len(copies)} from {shown(str(folder))}: {bytes_text(num_bytes)}")
 
 
-def _print_table(caches: Sequence[Path]) -> None:
+def _num_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _print_table(caches: Sequence[Path], copies: Sequence[Path]) -> None:
     """Print the caches: what they hold, their sizes, and when they were used."""
     columns = (
         Column("what", overflow="fold"),
@@ -57,4 +67,6 @@ def _print_table(caches: Sequence[Path]) -> None:
         about = f"{len(packed):,} images of {packed.about['root']}" if packed else "damaged images"
         last_used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
         table.add_row(Text(about), bytes_text(status.st_size), last_used)
+    for folder in copies:
+        table.add_row(Text(f"copies of {folder.name}"), bytes_text(_num_bytes(folder)), "")
     table_console(_WIDTH).print(table)

@@ -8,10 +8,10 @@ Lists of images:
 - `datasets`: the package that finds the images of a place. `walk` finds image files.
 - From a data set to a data set: `groups` puts images into groups that share a split, `drawn_splits` draws splits by the
   hashes of `splits`, and `corrected_samples` applies the labels of a corrections.csv, which `corrections` reads.
-- `local_folders`: copies `archives` and datasets of the Hugging Face hub to a cache.
-- `storage`: lists folders, stats files and opens them, with the types of `file_entries`; `object_storage` does so at
-  `addresses` such as s3://bucket/x, and `fetching` reads ahead from there. It looks files up in an
-  `object_tree`, and reads them by `object_requests`. `prediction_paths`: the images to predict.
+- `files`: lists folders, stats files and opens them, with the types of `file_entries`. Files at `addresses` such as
+  s3://bucket/x are read from copies of a `mirror`: a `bucket_tree` lists them, a `bucket_client` requests them.
+- `local_folders`: unpacks `archives`, and downloads datasets of the Hugging Face hub, once.
+- `prediction_paths`: the images to predict.
 - `seen_record`: the record of the training images, by name and by `contents`. `seen` excludes them from evaluation.
 
 One image:

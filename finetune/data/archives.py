@@ -16,17 +16,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
-from finetune.data.addresses import is_address, real_place
+from finetune.data.addresses import is_address, parse_address, real_place
+from finetune.data.bucket_client import START_SECONDS, download, head
+from finetune.data.files import file_stats
 from finetune.data.splits import SPLIT_NAMES
-from finetune.data.storage import file_stats, storage_of
 from finetune.system.cache_dir import cache_dir
 from finetune.system.files import one_at_a_time
 from finetune.system.messages import reason, shown
-
-if TYPE_CHECKING:
-    from finetune.data.object_storage import ObjectStorage
 
 log = logging.getLogger(__name__)
 
@@ -93,18 +91,14 @@ def unpacked(place: str) -> str:
 def _version(place: str) -> str:
     """Return a text that changes with the content of an archive: the ETag, or the size and the times of a file."""
     if is_address(place):
-        version = _bucket_of(place).e_tag(place, is_start=True)
-        if version is None:
+        item = head(parse_address(place), START_SECONDS)
+        if item is None or item.e_tag is None:
             raise FileNotFoundError(f"the archive {place!r} does not exist")
-        return version
+        return item.e_tag
     if not os.path.exists(place):
         raise FileNotFoundError(f"the archive {place!r} does not exist")
     stats = file_stats([place], skip=False)
     return f"{stats.sizes[0]} {stats.times[0, 0]} {stats.times[0, 1]}"
-
-
-def _bucket_of(place: str) -> "ObjectStorage":
-    return cast("ObjectStorage", storage_of(place))
 
 
 def _unpack(place: str, version: str, folder: Path) -> None:
@@ -117,7 +111,7 @@ def _unpack(place: str, version: str, folder: Path) -> None:
         path = Path(place)
         if is_address(place):
             path = temporary / "archive"
-            _bucket_of(place).download(place, version, path)
+            download(parse_address(place), version, path)
         limit = max(FREE_BYTES, _LARGEST_RATIO * path.stat().st_size)
         is_zip = place.lower().endswith(".zip")
         _extract(_zip_members(path) if is_zip else _tar_members(path, limit), limit, content)

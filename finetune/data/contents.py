@@ -3,32 +3,19 @@
 12 kB of a file are read. The pieces at both ends distinguish compressed files. The piece in the middle is for
 uncompressed files, whose borders may all be black. With cached files 100,000 digests take 3 seconds of one core (40 kB
 each, a shared 2-core machine, 3 runs from 2.6 to 3.0 s).
-
-Several checks before a fit read pieces of the same files. From object storage all pieces of a file are read at once, in
-one request for a file of up to 1 MB, and their digests are cached with the list of the folder.
 """
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple
 
 import numpy as np
 
 from finetune.data.decode import NUM_HEAD_BYTES
-from finetune.data.fetching import map_files
-from finetune.data.storage import read_pieces, storage_of
+from finetune.data.files import read_pieces
+from finetune.data.mirror import map_files
 
 PIECE = 4096  # bytes
 UNKNOWN = np.uint64(0)  # the digest of a file that cannot be read
-_MOST_CACHED = 200_000  # outlines in memory, of about 300 bytes each
-
-
-class Outline(NamedTuple):
-    """Results of reading the pieces of a file: its first bytes, and digests of its middle and of all pieces."""
-
-    head: bytes
-    middle: bytes
-    digest: int
 
 
 def file_digests(paths: Sequence[str], indices: np.ndarray) -> np.ndarray:
@@ -50,8 +37,6 @@ def read_head(path: str) -> bytes:
     Raises:
         OSError: The file cannot be read.
     """
-    if storage_of(path).results(path) is not None:
-        return _outline(path).head
     _, pieces = read_pieces(path, NUM_HEAD_BYTES, lambda size: (0,))
     return pieces[0]
 
@@ -62,34 +47,19 @@ def middle_digest(path: str) -> bytes:
     Raises:
         OSError: The file cannot be read.
     """
-    if storage_of(path).results(path) is not None:
-        return _outline(path).middle
     _, pieces = read_pieces(path, PIECE, lambda size: (_middle(size),))
     return _short_digest(pieces[0])
 
 
 def _digest(path: str) -> int:
     try:
-        return _outline(path).digest
+        size, pieces = read_pieces(path, PIECE, _starts)
     except OSError:  # reading the image will report it
         return int(UNKNOWN)
-
-
-def _outline(path: str) -> Outline:
-    """Return the outline of a file, from the cache if possible."""
-    results = storage_of(path).results(path)
-    outline = None if results is None else results.get(path)
-    if outline is not None:
-        return outline
-    size, pieces = read_pieces(path, PIECE, _starts)
     digest = blake2b(size.to_bytes(8, "little"), digest_size=8)
     for piece in pieces:
         digest.update(piece)
-    number = int.from_bytes(digest.digest(), "little") or 1
-    outline = Outline(pieces[0][:NUM_HEAD_BYTES], _short_digest(pieces[1]), number)
-    if results is not None and len(results) < _MOST_CACHED:
-        results[path] = outline
-    return outline
+    return int.from_bytes(digest.digest(), "little") or 1
 
 
 def _starts(size: int) -> tuple[int, int, int]:

@@ -26,8 +26,9 @@ from finetune.data.data_settings import (
     parse_merge,
     required_folder,
 )
-from finetune.data.dataset import Collate, FetchedImages, ImageDataset
+from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.device_copy import DeviceCopy
+from finetune.data.files import kind_of
 from finetune.data.image_cache import is_worthwhile, read_from_cache
 from finetune.data.loader import (
     BATCHES_AHEAD,
@@ -43,7 +44,6 @@ from finetune.data.prediction_paths import unlabelled_samples
 from finetune.data.samplers import EvalBatches, TrainBatches, evenly_spaced, run_seed
 from finetune.data.samples import Samples
 from finetune.data.seen_record import SeenRecord, add_digests, merge_records
-from finetune.data.storage import kind_of
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.train_loader import TrainLoader
 from finetune.data.transforms import COLOUR_JITTER, CROP_SHARE, Interpolation, ResizeMode
@@ -397,13 +397,14 @@ class ImageDataModule(pl.LightningDataModule):
             batches = EvalBatches(
                 num_evaluated, math.ceil(self.batch_size / world_size), rank, world_size, key
             )
-        dataset: Any = self.image_dataset(split, train)
-        if self.splits[split].has_remote_files():
-            dataset = FetchedImages(dataset, self.splits[split])
+        samples = self.splits[split]
+        dataset = self.image_dataset(split, train)
         is_validated = "val" in self.splits and getattr(trainer, "limit_val_batches", 0) != 0
         ahead = self._ahead(split, train, is_validated, is_pinned(self._devices()))
         options = self.worker_options(math.ceil(self.batch_size / world_size), ahead)
-        options["collate_fn"] = self.collate.for_targets(self.splits[split].targets)
+        options["collate_fn"] = self.collate.for_targets(samples.targets)
+        if samples.has_remote_files():
+            options["files_of"] = lambda keys: samples.files_to_read(dataset.indices_of(keys))
         if train and options["num_workers"]:
             return TrainLoader(dataset, batches, self._fit_limits(), **options)
         options["persistent_workers"] = split == "val" and options["num_workers"] > 0

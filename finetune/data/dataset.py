@@ -1,9 +1,7 @@
 """The dataset, which maps an index to a sample, and the function that collates samples to a batch."""
 
-import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import albumentations as A
@@ -13,13 +11,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from finetune.data.decode import DecodeError
-from finetune.data.fetching import Fetched, fetch_ahead
 from finetune.data.mixing import Mix, Mixing
 from finetune.data.samplers import augmentation_seed
-from finetune.data.samples import Samples
 from finetune.data.targets import ClassIndex, Targets
 from finetune.data.transforms import set_random_seed
-from finetune.distributed.signals import handle_signals_while_waiting
 
 log = logging.getLogger(__name__)
 
@@ -79,10 +74,13 @@ class ImageDataset(Dataset[dict[str, Any]]):
             mixed["partner_weight"] = partner["weight"]
         return mixed
 
-    def indices_of(self, key: int | tuple[int, int]) -> list[int]:
-        """Return the indices of the images that a key needs: its own, and the partner with mixing."""
-        _, index, mix = self._parse_key(key)
-        return [index] if mix is None else [index, mix.partner]
+    def indices_of(self, keys: Iterable[int | tuple[int, int]]) -> Iterator[int]:
+        """Yield the indices of the images that a batch of keys needs: their own, and the partners with mixing."""
+        for key in keys:
+            _, index, mix = self._parse_key(key)
+            yield index
+            if mix is not None:
+                yield mix.partner
 
     def _parse_key(self, key: int | tuple[int, int]) -> tuple[int | None, int, Mix | None]:
         """Return the epoch, None in evaluation; the index; and the partner with its share, None without mixing."""
@@ -121,51 +119,6 @@ class ImageDataset(Dataset[dict[str, Any]]):
             return self.transform(image=decoded)["image"]
         set_random_seed(self.transform, augmentation_seed(self.seed, epoch, index))
         return self.transform(image=decoded)["image"]
-
-
-class FetchedImages(Dataset[dict[str, Any]]):
-    """An `ImageDataset` whose files the main process fetches. Its index is a batch of `FetchedBatches`.
-
-    Args:
-        images: The dataset.
-        samples: Its images.
-    """
-
-    def __init__(self, images: ImageDataset, samples: Samples) -> None:
-        self.images = images
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitems__(self, batch: Fetched[Sequence[Any]]) -> list[dict[str, Any]]:
-        images = copy.copy(self.images)
-        images.read = partial(self.samples.read, contents=batch.contents)
-        return [images[key] for key in batch.group]
-
-    def files_of(self, keys: Sequence[Any]) -> dict[str, int]:
-        """Return the files that a batch of keys of the dataset needs: the size of each, by path."""
-        indices = [index for key in keys for index in self.images.indices_of(key)]
-        return self.samples.files_to_read(indices)
-
-
-class FetchedBatches:
-    """The batches of a sampler, each with the content of its files.
-
-    Args:
-        batches: Batches of keys of `images`.
-        images: The dataset that they are for.
-    """
-
-    def __init__(self, batches: Any, images: FetchedImages) -> None:
-        self.batches = batches
-        self.images = images
-
-    def __iter__(self) -> Iterator[Fetched[Sequence[Any]]]:
-        return fetch_ahead(self.batches, self.images.files_of, handle_signals_while_waiting)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 class Collate:

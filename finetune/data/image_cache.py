@@ -26,13 +26,14 @@ import torch
 from rich.progress import track
 
 import finetune
+from finetune.data.addresses import real_place
 from finetune.data.decode import DecodeError, decode, stored_size
-from finetune.data.fetching import Content, map_contents, map_files
+from finetune.data.files import concatenate_stats, files_digest, normal_path
 from finetune.data.heif import heic_version
 from finetune.data.memmap import MemmapImages, TooLarge, open_or_none, write_memmap
+from finetune.data.mirror import map_files
 from finetune.data.samplers import ESTIMATE, draw_indices
 from finetune.data.samples import CachedImages, Samples
-from finetune.data.storage import concatenate_stats, files_digest, normal_path, storage_of
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.cache_dir import IMAGES, available_bytes, cache_dir, mark_used
 from finetune.system.files import one_at_a_time, unfinished
@@ -103,9 +104,7 @@ def _describe(
     decoder = f"finetune {finetune.__version__}, Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
     decoder += f", torch {torch.__version__}" if shorter_side else ""
     decoder += heic_version(paths)
-    place = normal_path(root)
-    place = storage_of(place).resolved(place)
-    return {"root": place, "shorter_side": shorter_side, "decoder": decoder}
+    return {"root": real_place(normal_path(root)), "shorter_side": shorter_side, "decoder": decoder}
 
 
 def _cache_file(about: dict[str, Any], digest: str) -> Path:
@@ -189,11 +188,9 @@ def _decode_all(
 ) -> Generator[np.ndarray | None, None, None]:
     """Yield the decoded images in order, with a progress bar on a terminal. A few images are decoded ahead."""
 
-    def load(path: str, source: str | Content) -> np.ndarray | None:
-        if isinstance(source, OSError):
-            return None
+    def load(path: str) -> np.ndarray | None:
         try:
-            return decode(source, name=path, shorter_side=shorter_side)
+            return decode(path, shorter_side=shorter_side)
         except DecodeError:
             return None
 
@@ -201,4 +198,4 @@ def _decode_all(
     shown_paths = track(
         paths, "decoding images", console=screen, transient=True, disable=not screen.is_terminal
     )
-    return map_contents(load, shown_paths, num_cores())
+    return map_files(load, shown_paths, num_cores())

@@ -8,7 +8,9 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,8 +19,8 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import DataLoader
 
-from finetune.data.dataset import FetchedBatches, FetchedImages
-from finetune.distributed.signals import is_rank_zero
+from finetune.data.mirror import Ahead, own_folders, use_folders
+from finetune.distributed.signals import handle_signals_while_waiting, is_rank_zero
 from finetune.system.machine import num_cores
 
 log = logging.getLogger(__name__)
@@ -132,11 +134,12 @@ def loader_options(
     )
     check_shared_memory(num, batch_bytes, 1 if devices is None else devices.num, num_ahead)
     # Python 3.14's default, a fork server, would run a script without a main guard once more
+    folders = own_folders()
     is_forked = num > 0 and sys.platform == "linux"
     return {
         "num_workers": num,
         "pin_memory": is_pinned(devices),
-        "worker_init_fn": start_worker,
+        "worker_init_fn": partial(start_worker, folders=folders) if folders else start_worker,
         "multiprocessing_context": "fork" if is_forked else None,
     }
 
@@ -179,10 +182,29 @@ class Loader(DataLoader):
     Ctrl-C, a closed terminal and a scheduler's SIGTERM reach every process of a job. Workers ignore these signals,
     because the main process decides how to stop and needs its workers until then.
 
-    Files of object storage are fetched by the main process and sent to the workers, for datasets of `FetchedImages`.
+    Args:
+        dataset: The images.
+        batch_sampler: Batches of keys of the dataset.
+        files_of: Returns the files of a batch, which the main process copies from object storage before a worker reads
+            them; None for local files.
+        options: Those of a DataLoader.
     """
 
     _iterator: Any
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_sampler: Any,
+        files_of: Callable[[Any], Iterable[str]] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(dataset, batch_sampler=batch_sampler, **options)
+        self._ahead: Ahead[Any] | None = None
+        if files_of is not None:
+            # when a batch is taken from the sampler, that many may still be with the workers
+            in_use = max(1, _PREFETCHED * self.num_workers)
+            self._ahead = Ahead(batch_sampler, files_of, in_use, handle_signals_while_waiting)
 
     def __iter__(self) -> Any:
         if self.is_ended():
@@ -200,9 +222,7 @@ class Loader(DataLoader):
     @property
     def _index_sampler(self) -> Any:
         # torch 2.11 reads the batches of indices from this property
-        if isinstance(self.dataset, FetchedImages):
-            return FetchedBatches(self.batch_sampler, self.dataset)
-        return super()._index_sampler
+        return super()._index_sampler if self._ahead is None else self._ahead
 
     def is_ended(self) -> bool:
         """Return whether persistent workers must be started, or restarted."""
@@ -239,8 +259,9 @@ def end_workers() -> None:
         _started.discard(iterator)
 
 
-def start_worker(worker_id: int) -> None:
-    """Set up a worker: threads and signals."""
+def start_worker(worker_id: int, folders: dict[str, Path] | None = None) -> None:
+    """Set up a worker: threads and signals, and the folders of `own_folders`."""
+    use_folders(folders or {})
     torch.set_num_threads(1)
     sys.excepthook = _print_unless_disconnected
     main = multiprocessing.parent_process()

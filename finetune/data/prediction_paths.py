@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from finetune.data.addresses import is_in_bucket
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.faults import Fault, refuse_faults
+from finetune.data.files import file_stats, kind_of, normal_path, open_file, refresh
 from finetune.data.heif import heic_advice
 from finetune.data.local_folders import local_folder
 from finetune.data.samples import PathList, Samples
-from finetune.data.storage import file_stats, is_local, kind_of, normal_path, open_file, refresh
 from finetune.data.tables.table_file import check_supported, is_table
 from finetune.data.tables.table_rows import listed_paths
 from finetune.data.targets import ClassIndex
@@ -63,7 +64,7 @@ def _expand(
     pattern: str, skip: bool, is_logged: bool, columns: Mapping[str, Sequence[str]]
 ) -> PathList:
     pattern = local_folder(pattern)
-    if not is_local(pattern):
+    if is_in_bucket(pattern):
         pattern = normal_path(pattern)
     refresh(pattern)
     kind = kind_of(pattern)
@@ -82,10 +83,11 @@ def _expand(
         with io.TextIOWrapper(
             open_file(pattern), encoding="utf-8-sig", errors="surrogateescape"
         ) as lines:
-            paths = PathList(line.rstrip("\r\n") for line in lines if line.strip())
+            listed = (line.rstrip("\r\n") for line in lines if line.strip())
+            paths = PathList(normal_path(line) if is_in_bucket(line) else line for line in listed)
         missing = f"the list {pattern!r} has no images"
     elif kind == "file" and is_table(pattern):
-        if not is_local(pattern):
+        if is_in_bucket(pattern):
             raise ValueError(
                 f"the table {pattern!r} is not a local file: copy it to a local folder"
             )
@@ -95,7 +97,7 @@ def _expand(
         check_supported(pattern)
         paths = PathList([pattern])
         missing = ""
-    elif not is_local(pattern):
+    elif is_in_bucket(pattern):
         raise FileNotFoundError(f"{pattern!r} does not exist; globs find local files only")
     else:
         paths = PathList(
@@ -104,5 +106,5 @@ def _expand(
         missing = f"there is no image, folder, list or glob {pattern!r}"
     if not len(paths):
         raise FileNotFoundError(missing)
-    file_stats([path for path in paths if not is_local(path)])  # lists their folder
+    file_stats([path for path in paths if is_in_bucket(path)])  # lists their folder
     return paths

@@ -2,19 +2,19 @@
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import overload
 
 import numpy as np
 
-from finetune.data.decode import decode, decode_error
-from finetune.data.fetching import NO_CONTENTS, Content
+from finetune.data.addresses import is_in_bucket
+from finetune.data.decode import decode
 from finetune.data.file_entries import FileStats
+from finetune.data.files import file_stats
 from finetune.data.memmap import MemmapImages
 from finetune.data.splits import hashes
-from finetune.data.storage import STORAGES, file_stats, is_local
 from finetune.data.targets import Targets
 
 _BLOCK = 4096  # paths that are decoded at a time
@@ -134,14 +134,10 @@ class Samples:
         """Return the hash of each image's name, (N,) uint64."""
         return hashes(self.names())
 
-    def read(self, index: int, contents: Mapping[str, Content] = NO_CONTENTS) -> np.ndarray:
+    def read(self, index: int) -> np.ndarray:
         """Return image `index`, (H, W, 3) uint8 RGB.
 
         An image that could not be decoded for the cache is decoded again, to raise its error.
-
-        Args:
-            index: The image.
-            contents: The content of files that were fetched, by path. Other files are opened.
 
         Raises:
             DecodeError: The image cannot be decoded.
@@ -149,25 +145,19 @@ class Samples:
         image = None if self.cached is None else self.cached[index]
         if image is not None:
             return image
-        path = self.paths[index]
-        content = contents.get(path, path)
-        if isinstance(content, OSError):
-            raise decode_error(path, content)
-        return decode(content, name=path, shorter_side=self.shorter_side)
+        return decode(self.paths[index], shorter_side=self.shorter_side)
 
-    def files_to_read(self, indices: Iterable[int]) -> dict[str, int]:
-        """Return the files of images that are not in the cache: the size of each in bytes, by path."""
-        files: dict[str, int] = {}
-        for index in indices:
-            if self.cached is None or self.cached[index] is None:
-                size = 0 if self.stats is None else int(self.stats.sizes[index])
-                files[self.paths[index]] = max(0, size)
-        return files
+    def files_to_read(self, indices: Iterable[int]) -> list[str]:
+        """Return the files of images that are not in the cache."""
+        return [
+            self.paths[index]
+            for index in indices
+            if self.cached is None or self.cached[index] is None
+        ]
 
     def has_remote_files(self) -> bool:
-        """Return whether files are in object storage, so that workers cannot open them."""
-        if not is_local(self.folder):
-            return True
-        # A table without a common folder may have paths of any storage. Otherwise object storage was used before.
-        may_be_mixed = self.folder == "" or len(STORAGES) > 0
-        return may_be_mixed and not all(map(is_local, self.paths))
+        """Return whether files are in object storage, so that they are copied before workers read them."""
+        # a table without a common folder may have paths of any place
+        return is_in_bucket(self.folder) or (
+            self.folder == "" and any(map(is_in_bucket, self.paths))
+        )

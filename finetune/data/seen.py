@@ -12,10 +12,10 @@ import numpy as np
 
 from finetune.data.contents import UNKNOWN, file_digests
 from finetune.data.data_place import place_of
+from finetune.data.files import is_same_place
 from finetune.data.samples import Samples
 from finetune.data.seen_record import SeenRecord, file_sizes, read_record
 from finetune.data.splits import SPLIT_NAMES, hashes
-from finetune.data.storage import is_same_place
 from finetune.system.messages import counted, shown
 
 log = logging.getLogger(__name__)

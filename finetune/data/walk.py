@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from finetune.data.addresses import real_place
 from finetune.data.data_place import RUNS_MARK
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.faults import Fault
 from finetune.data.file_entries import Entry
+from finetune.data.files import entries, kind_of
 from finetune.data.heif import heic_advice
-from finetune.data.storage import kind_of, storage_of
 from finetune.system.file_names import composed
 from finetune.system.messages import counted
 
@@ -77,18 +78,17 @@ def find_images(folder: str, skipped: Skipped, parents: Sequence[str] = ()) -> I
         skipped: Collects the files and folders that are skipped.
         parents: Real paths of the parent folders in this search.
     """
-    storage = storage_of(folder)
     try:
-        entries = _visible(folder)
+        visible = _visible(folder)
     except OSError as error:
         skipped.faults.append(Fault(folder, error.strerror or str(error), can_skip=True))
         return
-    parents = [*parents, storage.resolved(folder)]
-    for entry in entries:
+    parents = [*parents, real_place(folder)]
+    for entry in visible:
         if entry.is_folder:
             if holds_runs(entry.path):
                 continue
-            if entry.is_link and _is_above(storage.resolved(entry.path), parents):
+            if entry.is_link and _is_above(real_place(entry.path), parents):
                 text = "it is a link to a folder that it lies in"
                 skipped.faults.append(Fault(entry.path, text, "remove it", can_skip=True))
                 continue
@@ -101,8 +101,8 @@ def find_images(folder: str, skipped: Skipped, parents: Sequence[str] = ()) -> I
 
 def num_loose(folder: str) -> int:
     """Return the number of images in `folder` itself, without subfolders."""
-    entries = _visible(folder)
-    return sum(is_image_file(entry.name) and not entry.is_folder for entry in entries)
+    visible = _visible(folder)
+    return sum(is_image_file(entry.name) and not entry.is_folder for entry in visible)
 
 
 def dangling_links(folder: str) -> list[str]:
@@ -117,7 +117,7 @@ def holds_runs(folder: str) -> bool:
         return True
     is_empty = True
     try:
-        for entry in storage_of(folder).entries(folder):
+        for entry in entries(folder):
             if entry.name.startswith("."):
                 continue
             if not entry.is_folder or entry.is_link or not holds_runs(entry.path):
@@ -134,8 +134,7 @@ def is_image_file(name: str) -> bool:
 
 
 def _visible(folder: str) -> Sequence[Entry]:
-    entries = storage_of(folder).entries(folder)
-    visible = [entry for entry in entries if not entry.name.startswith(".")]
+    visible = [entry for entry in entries(folder) if not entry.name.startswith(".")]
     # The order, and so the fingerprint, must not depend on the Unicode composition of names in the file system.
     return sorted(visible, key=lambda entry: (composed(entry.name), entry.name))
 

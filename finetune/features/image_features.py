@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from finetune.data.fetching import Content, fetch_ahead
+from finetune.data.files import file_stats
+from finetune.data.mirror import Ahead
 from finetune.data.samples import Samples
-from finetune.data.storage import file_stats
 from finetune.data.targets import ClassIndex
 from finetune.data.transforms import eval_transform
 from finetune.models.fx import fuse_batch_norm
@@ -64,8 +64,8 @@ def image_features(
     # A large JPEG is decoded at about twice the size anyway.
     samples = Samples(paths, unlabelled, shorter_side=2 * image_size, stats=file_stats(paths))
 
-    def load(index: int, contents: Mapping[str, Content]) -> np.ndarray:
-        return transform(image=samples.read(index, contents))["image"]
+    def load(index: int) -> np.ndarray:
+        return transform(image=samples.read(index))["image"]
 
     yield from features_of(network, samples, range(len(paths)), load, image_size)
 
@@ -74,19 +74,18 @@ def features_of(
     network: Features,
     samples: Samples,
     indices: Sequence[int],
-    load: Callable[[int, Mapping[str, Content]], np.ndarray],
+    load: Callable[[int], np.ndarray],
     image_size: int,
 ) -> Iterator[np.ndarray]:
     """Yield the features of images, (D,) float32. The next batch of images is read during the computation.
 
-    Files in object storage are fetched ahead.
+    Files in object storage are copied ahead.
 
     Args:
         network: The network. It is moved to a GPU if there is one.
         samples: The images.
         indices: Those to use, in this order.
-        load: Loads an image as (image_size, image_size, 3) uint8, by its index and the content of files that were
-            fetched. Several threads call it.
+        load: Loads an image as (image_size, image_size, 3) uint8, by its index. Several threads call it.
         image_size: Side of the images in pixels.
 
     Raises:
@@ -97,14 +96,11 @@ def features_of(
     # Fewer images per batch if they are large, so that a batch takes about the same memory.
     num = max(1, min(_BATCH_SIZE, _BATCH_SIZE * 224**2 // image_size**2))
     batches = [indices[first : first + num] for first in range(0, len(indices), num)]
-    fetched = fetch_ahead(batches, samples.files_to_read)
+    ahead = iter(Ahead(batches, samples.files_to_read))
     with ThreadPoolExecutor(min(num_cores(), 16)) as threads:
 
         def submit() -> list[Future[np.ndarray]]:
-            batch = next(fetched, None)
-            if batch is None:
-                return []
-            return [threads.submit(load, index, batch.contents) for index in batch.group]
+            return [threads.submit(load, index) for index in next(ahead, [])]
 
         waiting = submit()
         while waiting:

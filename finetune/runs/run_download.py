@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, cast
 
-from finetune.data.storage import storage_of
+from finetune.data.files import normal_path
+from finetune.runs import bucket
 from finetune.runs.local_copies import (
     LOCK,
     Record,
@@ -17,18 +17,10 @@ from finetune.runs.local_copies import (
 from finetune.system.files import replacing
 from finetune.system.messages import NotFound, WrongUsage
 
-if TYPE_CHECKING:  # it needs obstore
-    from finetune.data.object_storage import ObjectStorage
-
 _BEGINNING = ("config.yaml", "about.json")  # these show the data and the network of a run
 _BEST = "checkpoints/best.ckpt"
 _LAST = "checkpoints/last.ckpt"
 _ONLY_FOR_RESUMING = (_LAST, "checkpoints/start.ckpt")
-
-
-def storage_at(address: str) -> "ObjectStorage":
-    """Return the storage of an address."""
-    return cast("ObjectStorage", storage_of(address))
 
 
 def fetch_beginnings(root: Path) -> None:
@@ -44,7 +36,7 @@ def fetch_beginnings(root: Path) -> None:
         return
     place = f"{address}/fit"
     runs: dict[str, dict[str, str | None]] = {}
-    for name, e_tag in _e_tags(place).items():
+    for name, e_tag in bucket.e_tags_in(place).items():
         run, _, inside = name.partition("/")
         runs.setdefault(run, {})[inside] = e_tag
     for run, files in runs.items():
@@ -69,7 +61,7 @@ def fetch_run(run: Path) -> None:
     if address is None:
         return
     with alone(run):
-        objects = _e_tags(address)
+        objects = bucket.e_tags_in(address)
         record = read_record(run)
         if not objects and (record.lock is not None or record.files):
             raise ValueError(
@@ -103,7 +95,7 @@ def has_remote_last(run: Path) -> bool:
     """
     address = address_of(run)
     assert address is not None, f"{run} is not a local copy"
-    return storage_at(address).e_tag(f"{address}/{_LAST}", is_start=True) is not None
+    return bucket.e_tag(f"{address}/{_LAST}", is_start=True) is not None
 
 
 def fetch_checkpoint(address: str) -> Path:
@@ -116,15 +108,14 @@ def fetch_checkpoint(address: str) -> Path:
         NotFound: There is no checkpoint.
         StorageError: The storage cannot be reached.
     """
-    storage = storage_at(address)
     if PurePosixPath(address).suffix:
-        run, _, name = storage.normal(address).rpartition("/")
+        run, _, name = normal_path(address).rpartition("/")
         names = [name]
     else:
-        run = storage.normal(address)
+        run = normal_path(address)
         names = [_BEST, _LAST]
     for name in names:
-        e_tag = storage.e_tag(f"{run}/{name}", is_start=True)
+        e_tag = bucket.e_tag(f"{run}/{name}", is_start=True)
         if e_tag is not None:
             folder = download_place(run)
             with alone(folder):
@@ -140,9 +131,8 @@ def fetch_results(address: str) -> Path:
         WrongUsage: There is no run.
         StorageError: The storage cannot be reached, or another process writes the run.
     """
-    storage = storage_at(address)
-    run = storage.normal(address)
-    objects = _e_tags(run)
+    run = normal_path(address)
+    objects = bucket.e_tags_in(run)
     if objects.keys().isdisjoint((*_BEGINNING, _BEST, _LAST)):
         raise WrongUsage(f"{run} is not a run: it has no config.yaml and no checkpoint")
     folder = download_place(run)
@@ -169,14 +159,13 @@ def names_there(root: Path, command: str) -> list[str]:
     address = address_of(root)
     if address is None:
         return []
-    return storage_at(address).folders_in(f"{address}/{command}")
+    return bucket.folders_in(f"{address}/{command}")
 
 
 def is_run_there(address: str) -> bool:
     """Return whether a run is at an address, perhaps one that keeps only its best checkpoint."""
-    storage = storage_at(address)
-    run = storage.normal(address)
-    return any(storage.e_tag(f"{run}/{name}", is_start=True) for name in (_LAST, _BEST))
+    run = normal_path(address)
+    return any(bucket.e_tag(f"{run}/{name}", is_start=True) for name in (_LAST, _BEST))
 
 
 def _get(
@@ -190,7 +179,6 @@ def _get(
         names: The objects to download.
         folder: The folder for their files.
     """
-    storage = storage_at(address)
     record = read_record(folder)
     # last.ckpt last, as in an upload: a killed download leaves no new last.ckpt without the files that it needs
     for name in sorted(names, key=lambda name: name == _LAST):
@@ -201,15 +189,10 @@ def _get(
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
-            storage.download(f"{address}/{name}", e_tag, temporary)
+            bucket.download(f"{address}/{name}", e_tag, temporary)
         record.add(name, path.stat(), e_tag)
         write_record(folder, record)
     return record
-
-
-def _e_tags(folder: str) -> dict[str, str | None]:
-    """Return the ETags of the objects in a folder and its subfolders, by name."""
-    return {name: item.e_tag for name, item in storage_at(folder).files_in(folder).items()}
 
 
 def _is_name(name: str) -> bool:

@@ -11,6 +11,7 @@ from typing import BinaryIO, NamedTuple
 
 from finetune.data.addresses import StorageError
 from finetune.distributed.signals import handle_signals_while_waiting
+from finetune.runs import bucket
 from finetune.runs.local_copies import (
     LOCK,
     Sent,
@@ -20,7 +21,6 @@ from finetune.runs.local_copies import (
     read_record,
     write_record,
 )
-from finetune.runs.run_download import storage_at
 from finetune.system.daemon_threads import start_in_thread
 
 _LAST = "checkpoints/last.ckpt"
@@ -64,14 +64,13 @@ class RunUpload:
         assert address is not None, f"{run} is not a local copy"
         self.run = run
         self.address = address
-        self._storage = storage_at(address)
         self._record = read_record(run)
         self._sending: Future[None] | None = None
         self._has_failed = False
 
     def claim(self) -> bool:
         """Reserve the run for this process; return False if another process has begun a run with this name."""
-        e_tag = self._storage.create(f"{self.address}/{LOCK}", secrets.token_hex(16).encode())
+        e_tag = bucket.create(f"{self.address}/{LOCK}", secrets.token_hex(16).encode())
         if e_tag is not None:
             self._own(e_tag)
         return e_tag is not None
@@ -81,7 +80,7 @@ class RunUpload:
         with alone(self.run):
             self._record = read_record(self.run)
             token = secrets.token_hex(16).encode()
-            self._own(self._storage.write(f"{self.address}/{LOCK}", token, 0))
+            self._own(bucket.write(f"{self.address}/{LOCK}", token, 0))
 
     def _own(self, e_tag: str | None) -> None:
         self._record.lock = e_tag
@@ -149,7 +148,7 @@ class RunUpload:
         with suppress(StorageError):
             self._check_owner(is_start=True)  # after a failed upload the storage may still be gone
             for name in [*self._record.files, LOCK]:
-                self._storage.delete(f"{self.address}/{name}")
+                bucket.delete(f"{self.address}/{name}")
 
     def _changed_files(self) -> list[_File]:
         """Return the changed files in the order of their upload: the oldest first, but last.ckpt last."""
@@ -170,7 +169,7 @@ class RunUpload:
         try:
             self._check_owner()
             for name in removed:
-                self._storage.delete(f"{self.address}/{name}")
+                bucket.delete(f"{self.address}/{name}")
                 del self._record.files[name]
             # If this process is killed, it is unknown which files have arrived: all are uploaded again.
             self._record.files |= {file.name: Sent(-1, -1, None) for file in changed}
@@ -180,9 +179,9 @@ class RunUpload:
                 path = f"{self.address}/{file.name}"
                 e_tag = None
                 if file.status.st_ino in names:
-                    self._storage.copy(f"{self.address}/{names[file.status.st_ino]}", path)
+                    bucket.copy(f"{self.address}/{names[file.status.st_ino]}", path)
                 else:
-                    e_tag = self._storage.write(path, file.content, file.status.st_mtime_ns)
+                    e_tag = bucket.write(path, file.content, file.status.st_mtime_ns)
                 names[file.status.st_ino] = file.name
                 self._record.add(file.name, file.status, e_tag)
             write_record(self.run, self._record)
@@ -192,7 +191,7 @@ class RunUpload:
                     file.content.close()
 
     def _check_owner(self, is_start: bool = False) -> None:
-        lock = self._storage.e_tag(f"{self.address}/{LOCK}", is_start)
+        lock = bucket.e_tag(f"{self.address}/{LOCK}", is_start)
         if lock != self._record.lock:
             raise _ContinuedElsewhere(
                 f"another process has continued {self.address}, or has deleted it: this one ends. The local copy is "

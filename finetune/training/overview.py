@@ -14,8 +14,8 @@ from finetune.data.checking.first_look import first_look
 from finetune.data.data_place import is_copied
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import stored_size
-from finetune.data.fetching import map_files
 from finetune.data.groups import straddling_groups, unequal_shares
+from finetune.data.mirror import map_files
 from finetune.data.transforms import cropped_area
 from finetune.models.ensemble import member_label
 from finetune.system.messages import as_wrong_usage, counted

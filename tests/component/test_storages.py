@@ -5,6 +5,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,13 @@ from colours import QUICKEST
 from object_server import ObjectServer, object_server
 
 from finetune import Classifier, ImageFolderData
-from finetune.data import object_requests
-from finetune.data.addresses import StorageError
+from finetune.data import bucket_client
+from finetune.data.addresses import StorageError, parse_address
 from finetune.data.checking.first_look import first_look
 from finetune.data.contents import UNKNOWN, file_digests
 from finetune.data.datasets.folders import class_folders
 from finetune.data.datasets.scan import scan
-from finetune.data.prediction_paths import files_to_predict
-from finetune.data.seen_record import add_digests
-from finetune.data.storage import (
+from finetune.data.files import (
     file_stats,
     files_digest,
     kind_of,
@@ -30,6 +29,9 @@ from finetune.data.storage import (
     read_pieces,
     refresh,
 )
+from finetune.data.mirror import Mirror, local_path, map_files
+from finetune.data.prediction_paths import files_to_predict
+from finetune.data.seen_record import add_digests
 from finetune.data.walk import Skipped, find_images
 from finetune.system.messages import shown
 
@@ -144,9 +146,6 @@ def test_a_replaced_file_is_noticed(place):
     assert digests() == first  # the control
     time.sleep(0.02)  # the file system's clock ticks a hundred times a second or more
     write("new/x/a.png", b"456")
-    if "://" in folder:
-        with pytest.raises(StorageError, match="was replaced"):
-            open_file(path)
     second = digests()
     assert first[0] != second[0] and first[1] != second[1]
     assert content_of(path) == b"456"
@@ -223,7 +222,7 @@ def test_a_circle_of_links_is_found_however_long(tmp_path, target):
 # Object storage
 
 
-def test_a_folder_in_s3_is_listed_once_and_each_image_requested_once(server):
+def test_a_folder_in_s3_is_listed_once_and_each_image_copied_once(server):
     data = ImageFolderData(f"{server.address}/set", num_workers=0)
     data.read()
     for part in data.splits.values():
@@ -232,6 +231,50 @@ def test_a_folder_in_s3_is_listed_once_and_each_image_requested_once(server):
     first_look(data.scanned)
     add_digests(data.seen, data.splits["train"], data.splits["val"])
     assert server.requests == {"LIST": 1, "GET": sum(map(len, data.splits.values()))}
+    server.requests.clear()
+    for _ in range(2):
+        refresh(f"{server.address}/set")  # as a later run does
+        for part in data.splits.values():
+            assert np.array_equal(
+                [*map_files(content_of, part.paths)], [*map(content_of, part.paths)]
+            )
+    assert server.requests == {"LIST": 2}
+
+
+def test_an_object_that_is_replaced_after_the_list_is_named(server):
+    path = f"{server.address}/new/a.png"
+    server.put("new/a.png", b"123")
+    refresh(f"{server.address}/new")
+    server.put("new/a.png", b"456")
+    with pytest.raises(StorageError, match="was replaced") as caught:
+        open_file(path)
+    assert path in str(caught.value)
+    refresh(f"{server.address}/new")
+    assert content_of(path) == b"456"
+
+
+@pytest.mark.parametrize("in_use", [1, 4])
+def test_a_mirror_larger_than_its_limit_deletes_no_file_of_the_last_batches(server, in_use):
+    """The limit is three batches of five images, and `in_use` batches are with the workers."""
+    names = [f"many/{i % 100}.png" for i in range(250)]
+    for name in names:
+        server.put(name, name.encode())
+    limit = sum(map(len, names[:15]))
+    mirror = Mirror(f"{server.address}/many", limit)
+    batches = [names[i : i + 5] for i in range(0, 250, 5)]
+    ahead = mirror.ahead(
+        batches, lambda batch: [f"{server.address}/{name}" for name in batch], in_use
+    )
+    most = 0
+    for number, _ in enumerate(ahead):
+        for name in chain(*batches[max(0, number + 1 - in_use) : number + 1]):
+            assert Path(local_path(f"{server.address}/{name}")).read_bytes() == name.encode()
+        most = max(most, sum(map(mirror.has, mirror.tree.objects)))
+    assert most <= 5 * (in_use + 3)
+    folder = mirror.local(f"{server.address}/many/0.png").parents[1]
+    assert folder.is_dir()
+    del mirror, ahead
+    assert not folder.exists()
 
 
 def test_a_mark_of_a_folder_in_s3_is_no_image_and_hides_none(server):
@@ -264,8 +307,8 @@ def test_a_listing_that_breaks_off_is_repeated(server):
     ],
 )
 def test_a_server_that_refuses_is_one_line_about_the_object(server, monkeypatch, fault, words):
-    monkeypatch.setattr(object_requests, "START_SECONDS", 0.2)
-    monkeypatch.setattr(object_requests, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(bucket_client, "START_SECONDS", 0.2)
+    monkeypatch.setattr(bucket_client, "RETRY_SECONDS", 0.2)
     # a message about missing credentials is found by the word metadata
     server.put_folder(Path(__file__).parent, "metadata")
     path = f"{server.address}/metadata/{Path(__file__).name}"
@@ -283,7 +326,7 @@ def test_an_address_outside_of_the_folders_that_were_searched_is_not_read(server
     refresh(f"{server.address}/set")
     server.put("other/a.png", b"1")
     server.requests.clear()
-    with pytest.raises(PermissionError):
+    with pytest.raises(FileNotFoundError):
         open_file(f"{server.address}/other/a.png")
     assert not server.requests
 
@@ -310,7 +353,7 @@ def test_an_endpoint_without_encryption_needs_leave(monkeypatch, scheme, endpoin
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "name")
     monkeypatch.setenv(endpoint, "http://storage.example")
     with pytest.raises(StorageError, match=f"{flag}=true"):
-        object_requests.new_client(f"{scheme}://bucket", 1)
+        bucket_client.client_of(parse_address(f"{scheme}://bucket"))
     for name, value in (
         (flag, "true"),
         (endpoint, "http://127.0.0.1:1"),
@@ -318,4 +361,4 @@ def test_an_endpoint_without_encryption_needs_leave(monkeypatch, scheme, endpoin
     ):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            assert object_requests.new_client(f"{scheme}://bucket", 1)
+            assert bucket_client.client_of(parse_address(f"{scheme}://bucket"))

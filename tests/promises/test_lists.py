@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from object_server import object_server
 from promise import promise
 from rich.console import Console
 from run_folders import write_run
 
 from finetune import ImageFolderData
 from finetune.commands import runs as runs_module
+from finetune.data.files import open_file, refresh
 from finetune.data.image_cache import read_from_cache
 from finetune.models.network_list import ListedNetwork
 
@@ -103,3 +105,20 @@ def test_cache_lists_caches_and_remove_leaves_other_files(
     assert f"60 images of {colours}" in "".join(rows) and len(rows) == 3  # with a heading
     cli("cache", "--remove", "all")
     assert sorted(os.listdir(folder)) == ["my.pictures", "notes.txt"]
+
+
+def test_cache_lists_and_removes_copies_of_images_in_object_storage(
+    colours, cli, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "caches"))
+    with object_server() as server:
+        place = server.put_folder(colours / "test", "set")
+        for name in ("00.png", "01.png"):
+            refresh(place)
+            open_file(f"{place}/red/{name}").close()
+    cli("cache")
+    assert "copies of photos" in capsys.readouterr().out
+    cli("cache", "--remove", "all")
+    assert "removed 1 from" in capsys.readouterr().out
+    cli("cache")
+    assert "no caches" in capsys.readouterr().out

@@ -8,10 +8,10 @@ import numpy as np
 
 from finetune.data.data_set import DataSet
 from finetune.data.datamodule import ImageDataModule
+from finetune.data.files import file_stats
 from finetune.data.samples import PathList, Samples
 from finetune.data.seen_record import build_record, fingerprint
 from finetune.data.splits import stratified
-from finetune.data.storage import file_stats
 from finetune.data.targets import MultiHot
 
 LABELS = ("blue", "green", "red", "square")

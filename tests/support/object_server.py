@@ -16,8 +16,6 @@ from xml.sax.saxutils import escape, unescape
 import pytest
 from loopback import Answer, LoopbackServer, reply
 
-from finetune.data.storage import STORAGES
-
 BUCKET = "photos"
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key",
@@ -225,7 +223,5 @@ def object_server() -> Iterator[ObjectServer]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment.items():
             patch.setenv(name, value)
-        patch.delitem(STORAGES, "s3", raising=False)  # no client of another server
         yield server
-        STORAGES.pop("s3", None)
     server.stop()

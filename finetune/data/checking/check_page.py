@@ -10,8 +10,8 @@ from typing import Any
 from finetune.data.checking.findings import LEVELS, Finding, as_plain
 from finetune.data.checking.image_facts import small_copy
 from finetune.data.data_set import DataSet
-from finetune.data.fetching import Content, map_contents
-from finetune.data.storage import storage_of
+from finetune.data.files import absolute_path
+from finetune.data.mirror import map_files
 from finetune.system.files import replace_text, replacing
 from finetune.system.html_page import link_to, render, thumbnail
 from finetune.system.machine import num_cores
@@ -32,8 +32,8 @@ def write_page(
         {i for f in findings for row in f.rows[:_MAX_ROWS] for i in row.images[:_MAX_IMAGES]}
     )
 
-    def shrink(path: str, source: str | Content) -> str | None:
-        copy = small_copy(source, _SIDE)
+    def shrink(path: str) -> str | None:
+        copy = small_copy(path, _SIDE)
         return None if copy is None else thumbnail(copy, _SIDE)
 
     def describe(i: int, address: str | None) -> dict[str, Any]:
@@ -45,9 +45,7 @@ def write_page(
             "place": place + data.set_names[data.set_of[i]],
         }
 
-    thumbnails = map_contents(
-        shrink, [data.paths[i] for i in wanted], min(num_cores(), _MAX_THREADS)
-    )
+    thumbnails = map_files(shrink, [data.paths[i] for i in wanted], min(num_cores(), _MAX_THREADS))
     images = {i: describe(i, address) for i, address in zip(wanted, thumbnails, strict=True)}
     text = render(
         "data/checking/check.html",
@@ -79,7 +77,7 @@ def write_json(path: Path, data: DataSet, findings: Sequence[Finding], network: 
         network: Description of the network whose features were used to rank labels; "" for none.
     """
     content = {
-        "root": storage_of(data.place).absolute(data.place),
+        "root": absolute_path(data.place),
         "date": datetime.now().isoformat(" ", "minutes"),
         "network": network,
         "num_pictures": len(data.paths),

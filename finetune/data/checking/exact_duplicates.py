@@ -7,8 +7,8 @@ import numpy as np
 
 from finetune.data.addresses import StorageError
 from finetune.data.contents import middle_digest
-from finetune.data.fetching import map_files
-from finetune.data.storage import open_file
+from finetune.data.files import open_file
+from finetune.data.mirror import map_files
 
 
 def equal_files(

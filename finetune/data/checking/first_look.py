@@ -16,8 +16,8 @@ from finetune.data.checking.findings import Finding, Row, as_plain, duplicate_fi
 from finetune.data.contents import read_head
 from finetune.data.data_set import DataSet
 from finetune.data.decode import begins_like_image
-from finetune.data.fetching import map_files
-from finetune.data.storage import concatenate_stats, kind_of
+from finetune.data.files import concatenate_stats, kind_of
+from finetune.data.mirror import map_files
 from finetune.system.messages import counted, shown
 
 _NUM_OPENED = 20_000  # takes about a second; of more files evenly spaced ones are opened

@@ -14,8 +14,8 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from finetune.data.addresses import StorageError
 from finetune.data.decode import open_image, read_pixels, silence_pillow
-from finetune.data.fetching import Content, map_contents, open_source
-from finetune.data.storage import file_stats
+from finetune.data.files import file_stats, open_file
+from finetune.data.mirror import map_files
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
 
@@ -88,7 +88,7 @@ def inspect_images(paths: Sequence[str]) -> Iterator[ImageFacts]:
     """Return an iterator of the properties of each image, in order. Images are decoded by several threads."""
     silence_pillow()
     cv2.setNumThreads(0)  # images are already processed in parallel
-    return map_contents(inspect_image, paths, min(num_cores(), _MAX_THREADS))
+    return map_files(inspect_image, paths, min(num_cores(), _MAX_THREADS))
 
 
 def collect_facts(facts_of_images: Iterable[ImageFacts], num: int) -> Facts:
@@ -129,20 +129,15 @@ def collect_facts(facts_of_images: Iterable[ImageFacts], num: int) -> Facts:
     )
 
 
-def inspect_image(path: str, source: str | Content | None = None) -> ImageFacts:
-    """Return the properties of one image.
-
-    Args:
-        path: The image.
-        source: Its content, or why it was not fetched; by default the file is opened.
-    """
+def inspect_image(path: str) -> ImageFacts:
+    """Return the properties of one image."""
     kind = ""
     mode = ""
     size = (0, 0)
     num_bytes = 0
     changed = 0.0
     try:
-        with open_source(path if source is None else source) as file:
+        with open_file(path) as file:
             stats = file_stats([path])
             num_bytes = int(stats.sizes[0])
             seconds, nanoseconds = divmod(int(stats.times[0, 0]), 10**9)
@@ -193,16 +188,16 @@ def inspect_image(path: str, source: str | Content | None = None) -> ImageFacts:
     )
 
 
-def small_copy(source: str | Content, side: int) -> np.ndarray | None:
+def small_copy(path: str, side: int) -> np.ndarray | None:
     """Return an image (h, w, 3) for a thumbnail, a large JPEG reduced to at least `side` pixels; None if unreadable.
 
     Args:
-        source: Path of the image, or its content.
+        path: The image.
         side: Side of the thumbnail.
     """
     silence_pillow()
     try:
-        with open_source(source) as file:
+        with open_file(path) as file:
             image = open_image(file)
             image.draft(None, (side, side))
             return read_pixels(image, file)

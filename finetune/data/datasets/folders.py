@@ -11,11 +11,11 @@ import numpy as np
 from finetune.data.data_set import DataSet, check_names_exist, empty_classes
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.faults import Fault
+from finetune.data.files import entries, kind_of, normal_path, refresh
 from finetune.data.heif import heic_advice
 from finetune.data.local_folders import local_folder
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import SPLIT_NAMES
-from finetune.data.storage import kind_of, normal_path, refresh, storage_of
 from finetune.data.tables.table_file import SUFFIXES
 from finetune.data.targets import ClassIndex
 from finetune.data.walk import Skipped, dangling_links, find_images, holds_runs, num_loose
@@ -163,7 +163,7 @@ def class_folders(folder: str, exclude: Collection[str] = ()) -> list[str]:
     excluded = set(map(composed, exclude))
     names = sorted(
         entry.name
-        for entry in storage_of(folder).entries(folder)
+        for entry in entries(folder)
         if entry.is_folder and not entry.name.startswith(".")
     )
     paths = [
@@ -178,9 +178,7 @@ def _check_folders_exist(
     folders: Iterable[str], exclude: Collection[str], merge: Mapping[str, str]
 ) -> None:
     """Check that the class folders that options name exist."""
-    existing = {
-        class_name(entry.name) for folder in folders for entry in storage_of(folder).entries(folder)
-    }
+    existing = {class_name(entry.name) for folder in folders for entry in entries(folder)}
     check_names_exist("--data.exclude", exclude, existing)
     check_names_exist("--data.merge", merge, existing)
 

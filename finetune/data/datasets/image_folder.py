@@ -14,10 +14,10 @@ from finetune.data.datasets.download import fetch_archive
 from finetune.data.datasets.scan import scan
 from finetune.data.drawn_splits import draw_splits
 from finetune.data.faults import refuse_faults
+from finetune.data.files import file_stats
 from finetune.data.groups import has_groups, put_into_groups
 from finetune.data.samples import Samples
 from finetune.data.seen_record import build_record, fingerprint
-from finetune.data.storage import file_stats
 from finetune.data.tables.table_scan import ScanOptions, scan_table
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.file_names import composed

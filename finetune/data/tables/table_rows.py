@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.data.addresses import is_address, shown_address
+from finetune.data.addresses import is_address, is_in_bucket, shown_address
 from finetune.data.faults import Fault
+from finetune.data.file_entries import FileStats
+from finetune.data.files import kind_of, normal_path
 from finetune.data.splits import group_ids
-from finetune.data.storage import LOCAL, FileStats, is_local, kind_of, normal_path, storage_of
 from finetune.data.tables.table_columns import find_columns, split_of_values
 from finetune.data.tables.table_file import TableFile, read_table
 from finetune.data.tables.table_labels import distinct, label_text
@@ -66,7 +67,7 @@ def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], lis
         has_scheme = "://" in text and _URL.match(text) is not None
         if not text:
             faults.append(table.fault(row, column, "the path is empty"))
-        elif has_scheme and not is_address(text) and is_local(text):
+        elif has_scheme and not is_address(text):
             fault = f"{shown_address(text)!r} is an address, which is unsupported"
             hint = "download the images, and pass their paths"
             faults.append(table.fault(row, column, fault, hint))
@@ -88,7 +89,7 @@ def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], lis
 
 def _normal(path: str) -> str:
     """Return a path without redundant parts, so that two rows of one image have the same path."""
-    return os.path.normpath(path) if storage_of(path) is LOCAL else normal_path(path)
+    return normal_path(path) if is_address(path) else os.path.normpath(path)
 
 
 def listed_paths(path: Path, named: Mapping[str, Sequence[str]]) -> list[str]:
@@ -223,7 +224,7 @@ def _similar_file(path: str) -> str:
     The folder itself must exist.
     """
     folder, name = os.path.split(path)
-    if not is_local(path) or not os.path.isdir(folder or "."):
+    if is_in_bucket(path) or not os.path.isdir(folder or "."):
         return ""
     spellings = _spellings(name)
     for other in sorted(os.listdir(folder or ".")):

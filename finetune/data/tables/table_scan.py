@@ -15,9 +15,10 @@ import numpy as np
 
 from finetune.data.data_set import DataSet, check_names_exist
 from finetune.data.faults import Fault
+from finetune.data.file_entries import FileStats
+from finetune.data.files import file_stats, normal_path, refresh
 from finetune.data.local_folders import local_folder
 from finetune.data.samples import PathList, Samples
-from finetune.data.storage import FileStats, file_stats, normal_path, refresh
 from finetune.data.tables.table_columns import Columns, find_columns, may_be_split
 from finetune.data.tables.table_file import TableFile, read_table
 from finetune.data.tables.table_labels import Labels, combining_mark, label_text, read_labels

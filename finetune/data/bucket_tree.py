@@ -1,37 +1,17 @@
-"""The objects of a listing as a tree of folders and files: object storage itself has only names with slashes."""
+"""The objects of a bucket as a tree of folders and files: object storage itself has only names with slashes."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import errno
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import Any, NamedTuple
 
+from finetune.data.addresses import Address, parse_address
+from finetune.data.bucket_client import START_SECONDS, Object, head, list_objects, subfolders
 from finetune.data.file_entries import Entry, Kind
-
-_LATEST = 2**63 - 1  # ns; times are stored as int64, and some servers send the year 9999
-
-
-class Object(NamedTuple):
-    """An object of a listing. `changed` is its time in ns, `e_tag` the identifier of its content."""
-
-    size: int
-    changed: int
-    e_tag: str | None
-
-    def times(self) -> tuple[int, int]:
-        """Return the time, and a digest of the ETag, as the two times of a file."""
-        digest = blake2b((self.e_tag or "").encode(), digest_size=8).digest()
-        return self.changed, int.from_bytes(digest, "little", signed=True)
-
-
-def listed_object(meta: Mapping[str, Any]) -> Object:
-    """Return an object of a listing from its description by obstore."""
-    seconds = int(meta["last_modified"].timestamp())  # some requests have no fractions of a second
-    changed = min(seconds * 10**9, _LATEST)
-    return Object(meta["size"], changed, meta["e_tag"])
 
 
 @dataclass
-class Folder:
+class _Folder:
     """The names in a folder: its subfolders and files."""
 
     folders: set[str] = field(default_factory=set)
@@ -45,16 +25,12 @@ class Tree:
         root: The folder, or a single file.
         objects: Objects by path.
         empty: Paths of folders without objects.
-
-    Attributes:
-        results: Results about the content of these objects; see `Storage.results`.
     """
 
     def __init__(self, root: str, objects: dict[str, Object], empty: Iterable[str] = ()) -> None:
         self.root = root
         self.objects = objects
-        self.results: dict[str, Any] = {}
-        self.folders: dict[str, Folder] = {}
+        self._folders: dict[str, _Folder] = {}
         for path in empty:
             self._folder(path)
         for path in objects:
@@ -63,22 +39,30 @@ class Tree:
             parent, _, name = path.rpartition("/")
             self._folder(parent).files.add(name)
 
-    def _folder(self, path: str) -> Folder:
-        folder = self.folders.get(path)
+    def _folder(self, path: str) -> _Folder:
+        folder = self._folders.get(path)
         if folder is None:
-            folder = self.folders[path] = Folder()
+            folder = self._folders[path] = _Folder()
             if path != self.root:
                 parent, _, name = path.rpartition("/")
                 self._folder(parent).folders.add(name)
         return folder
 
     def kind(self, path: str) -> Kind:
-        if path in self.folders:
+        """Return what is at a path."""
+        if path in self._folders:
             return "folder"
         return "file" if path in self.objects else None
 
     def entries(self, path: str) -> Iterator[Entry]:
-        folder = self.folders[path]
+        """Yield the files and folders in a folder, in any order.
+
+        Raises:
+            FileNotFoundError: There is no such folder.
+        """
+        if path not in self._folders:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        folder = self._folders[path]
         for name in folder.folders:
             yield Entry(name, f"{path}/{name}", is_folder=True, is_link=False)
         for name in folder.files:
@@ -92,5 +76,31 @@ class Tree:
 
     def parents_of_marks(self) -> set[str]:
         """Return the folders of empty objects that may each be the mark of an empty folder."""
-        marks = (path for path in self.objects if self._is_mark(path) and path not in self.folders)
+        marks = (path for path in self.objects if self._is_mark(path) and path not in self._folders)
         return {path.rpartition("/")[0] for path in marks if path != self.root}
+
+
+def list_tree(address: Address) -> Tree:
+    """Return all objects in a folder as they are now, or the single object of this address.
+
+    Raises:
+        StorageError: The storage cannot be reached.
+    """
+    root = str(address)
+    objects = list_objects(address)
+    if not objects and address.key:
+        item = head(address, START_SECONDS)
+        if item is not None:
+            objects[root] = item
+    tree = Tree(root, objects)
+    # The name of a mark ends with a slash, which only the listing of a single folder shows.
+    marks = {
+        path
+        for parent in tree.parents_of_marks()
+        for name in subfolders(parse_address(parent))
+        if tree.kind(path := f"{parent}/{name}") != "folder"
+    }
+    if marks:
+        others = {path: item for path, item in objects.items() if path not in marks}
+        tree = Tree(root, others, marks)
+    return tree

@@ -1,4 +1,8 @@
-"""Requests to object storage by obstore: the options of its clients, retries, and errors in plain words."""
+"""A client of object storage by obstore: lists, heads and contents of objects, retries, and errors in plain words.
+
+A client of obstore does not survive a fork: the child would hang. So DataLoader workers read copies (see `mirror`).
+obstore is imported in functions, since fits on local folders do not need it.
+"""
 
 import errno
 import ipaddress
@@ -6,15 +10,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from obstore import exceptions
-from obstore.store import from_url
-
-from finetune.data.addresses import SCHEMES, StorageError, parse_address
+from finetune.data.addresses import SCHEMES, Address, StorageError, check_address, parse_address
 from finetune.system.daemon_threads import start_in_thread
 from finetune.system.messages import shown
 
@@ -43,6 +46,11 @@ _CREDENTIALS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 
+CHANGED = (
+    "mtime"  # metadata of an object: when the file that it was written from was changed, in ns
+)
+_LATEST = 2**63 - 1  # ns; times are stored as int64, and some servers send the year 9999
+
 _UNSUPPORTED_NAME = (
     "names with empty parts (//), '.' or '..' as a part, or control characters are unsupported"
 )
@@ -50,18 +58,147 @@ _UNSUPPORTED_NAME = (
 _Result = TypeVar("_Result")
 
 
-def new_client(place: str, seconds: float) -> Any:
-    """Return a client of a bucket, with credentials and endpoint from the environment.
+class Object(NamedTuple):
+    """An object of a listing. `changed` is its time in ns, `e_tag` the identifier of its content."""
+
+    size: int
+    changed: int
+    e_tag: str | None
+
+    def version(self) -> int:
+        """Return a digest of the identifier of its content, of 64 bits."""
+        identifier = self.e_tag or str(self.changed)
+        digest = blake2b(identifier.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little", signed=True)
+
+
+_lock = threading.Lock()
+_clients: dict[tuple[str, str, float], Any] = {}
+_process: int | None = None  # that uses them
+
+
+def client_of(address: Address, seconds: float | None = None) -> Any:
+    """Return the client of a bucket, which all threads share. Credentials and endpoint come from the environment.
 
     Args:
-        place: The bucket, as an address.
-        seconds: How long it repeats a failed request.
+        address: The bucket, or an address in it.
+        seconds: How long it repeats a failed request; `RETRY_SECONDS` by default.
 
     Raises:
         StorageError: The endpoint is not encrypted, on another machine, and not allowed.
     """
-    options = client_options(_is_http_allowed(place))
-    return from_url(place, client_options=options, retry_config=retries_within(seconds))
+    from obstore.store import from_url
+
+    global _process
+    check_address(str(address))
+    seconds = RETRY_SECONDS if seconds is None else seconds
+    place = str(address._replace(key=""))
+    key = (place, endpoint_of(address.scheme), seconds)
+    with _lock:
+        if _process not in (None, os.getpid()):
+            raise RuntimeError("object storage was used before a fork: the child would hang")
+        _process = os.getpid()
+        if key not in _clients:
+            options = _client_options(_is_http_allowed(place))
+            retries = _retries_within(seconds)
+            _clients[key] = send(
+                place, lambda: from_url(place, client_options=options, retry_config=retries)
+            )
+        return _clients[key]
+
+
+def list_objects(address: Address) -> dict[str, Object]:
+    """Return the objects in a folder and its subfolders, by their addresses."""
+    import obstore
+
+    root = str(address)
+    place = str(address._replace(key=""))
+    client = client_of(address, START_SECONDS)
+    objects: dict[str, Object] = {}
+
+    def read_pages() -> None:
+        objects.clear()
+        for page in obstore.list(client, prefix=address.key or None, chunk_size=1000):
+            for meta in page:
+                path = f"{place}/{meta['path']}"
+                # some programs write an empty object of the folder's name
+                if path != root:
+                    objects[path] = _object(meta)
+
+    send(root, read_pages)
+    return objects
+
+
+def subfolders(address: Address) -> list[str]:
+    """Return the names of the subfolders of a folder."""
+    import obstore
+
+    client = client_of(address, START_SECONDS)
+    result = send(str(address), lambda: obstore.list_with_delimiter(client, address.key or None))
+    return [prefix.rpartition("/")[2] for prefix in result["common_prefixes"]]
+
+
+def head(address: Address, seconds: float | None = None) -> Object | None:
+    """Return the object of an address; None if there is none. For `seconds` see `client_of`."""
+    import obstore
+
+    client = client_of(address, seconds)
+    try:
+        return _object(send(str(address), lambda: obstore.head(client, address.key)))
+    except FileNotFoundError:
+        return None
+
+
+def read(address: Address, e_tag: str | None) -> bytes:
+    """Return the content of an object.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        StorageError: The storage cannot be reached, or the object has another ETag.
+    """
+    import obstore
+
+    client = client_of(address)
+    options = _options(e_tag)
+    return send(
+        str(address), lambda: bytes(obstore.get(client, address.key, options=options).bytes())
+    )
+
+
+def download(address: Address, e_tag: str | None, target: Path) -> None:
+    """Write the content of an object to a file, with the time of its last change if its metadata have it.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        StorageError: The storage cannot be reached, or the object has another ETag.
+    """
+    import obstore
+
+    client = client_of(address)
+    options = _options(e_tag)
+
+    def write() -> str | None:
+        result = obstore.get(client, address.key, options=options)
+        with open(target, "wb") as file:
+            for chunk in result.stream():
+                file.write(chunk)
+        return result.attributes.get(CHANGED)
+
+    changed = send(str(address), write)
+    if changed is not None and changed.isdecimal():
+        os.utime(target, ns=(int(changed), int(changed)))
+
+
+def _options(e_tag: str | None) -> Any:
+    """Return the options of a request for an object: it fails if the object was replaced."""
+    return None if e_tag is None else {"if_match": e_tag}
+
+
+def _object(meta: Mapping[str, Any]) -> Object:
+    """Return an object from its description by obstore."""
+    seconds = int(meta["last_modified"].timestamp())  # some requests have no fractions of a second
+    changed = min(seconds * 10**9, _LATEST)
+    return Object(meta["size"], changed, meta["e_tag"])
 
 
 def send(path: str, request: Callable[[], _Result]) -> _Result:
@@ -75,8 +212,10 @@ def send(path: str, request: Callable[[], _Result]) -> _Result:
         FileNotFoundError: There is no such object.
         StorageError: The storage cannot be reached or refuses access, or the object was replaced.
     """
+    from obstore import exceptions
+
     try:
-        return interruptible(lambda: _repeated(request))
+        return _interruptible(lambda: _repeated(request))
     except FileNotFoundError as error:
         if _is_bucket_missing(str(error)):
             raise StorageError(_bucket_missing(path)) from None
@@ -98,6 +237,8 @@ def _repeated(request: Callable[[], _Result]) -> _Result:
     obstore repeats requests that fail in other ways. If an answer breaks off, it requests the rest of an object's
     content, but not that of a list.
     """
+    from obstore import exceptions
+
     begin = time.monotonic()
     pause = _FIRST_PAUSE
     while True:
@@ -110,7 +251,7 @@ def _repeated(request: Callable[[], _Result]) -> _Result:
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def interruptible(request: Callable[[], _Result]) -> _Result:
+def _interruptible(request: Callable[[], _Result]) -> _Result:
     """Return the result of a request. In the main thread, Ctrl-C and other signals end the wait for it.
 
     While obstore waits for an answer, Python handles no signal, and requests are repeated for minutes.
@@ -120,7 +261,7 @@ def interruptible(request: Callable[[], _Result]) -> _Result:
     return start_in_thread(request, "request").result()
 
 
-def client_options(is_http_allowed: bool) -> Any:
+def _client_options(is_http_allowed: bool) -> Any:
     """Return the options of a client of obstore."""
     options: Any = {
         "timeout": timedelta(seconds=_ANSWER_SECONDS),
@@ -131,7 +272,7 @@ def client_options(is_http_allowed: bool) -> Any:
     return options
 
 
-def retries_within(seconds: float) -> Any:
+def _retries_within(seconds: float) -> Any:
     """Return how a client of obstore repeats a failed request, for at most some seconds."""
     return {
         "max_retries": _MAX_RETRIES,
@@ -144,6 +285,16 @@ def retries_within(seconds: float) -> Any:
     }
 
 
+def endpoint_of(scheme: str) -> str:
+    """Return the endpoint that the environment sets for a scheme; "" for that of its cloud."""
+    variable = _endpoint_variable(scheme)
+    return "" if variable is None else os.environ[variable]
+
+
+def _endpoint_variable(scheme: str) -> str | None:
+    return next((name for name in _ENDPOINTS[scheme] if os.environ.get(name)), None)
+
+
 def _is_http_allowed(place: str) -> bool:
     """Return whether an endpoint without encryption is used: on this machine, or where the user allows it.
 
@@ -151,7 +302,7 @@ def _is_http_allowed(place: str) -> bool:
         StorageError: The endpoint is not encrypted, on another machine, and not allowed.
     """
     scheme = parse_address(place).scheme
-    variable = next((name for name in _ENDPOINTS[scheme] if os.environ.get(name)), None)
+    variable = _endpoint_variable(scheme)
     if variable is None:
         return False
     endpoint = urlsplit(os.environ[variable])
@@ -193,6 +344,8 @@ def _bucket_missing(path: str) -> str:
 
 def _in_plain_words(path: str, error: BaseException) -> str:
     """Return a message about an error of obstore. It has no URL, which may hold a token."""
+    from obstore import exceptions
+
     text = str(error).partition("\n\nDebug source:")[0]
     if _is_bucket_missing(text):
         return _bucket_missing(path)
