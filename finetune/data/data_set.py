@@ -5,7 +5,7 @@ functions from a `DataSet` to a `DataSet`.
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -92,8 +92,8 @@ class DataSet:
         if self.label_kind == "single":
             return self.class_names, self.targets.labels
         sets, set_of = np.unique(self.targets.labels, axis=0, return_inverse=True)
-        names = [self.labels_text(np.flatnonzero(row).tolist()) for row in sets]
-        return names, set_of.reshape(-1)
+        names = [[self.class_names[k] for k in np.flatnonzero(row).tolist()] for row in sets]
+        return [*map(label_set_name, names)], set_of.reshape(-1)
 
     @property
     def set_names(self) -> list[str]:
@@ -109,10 +109,6 @@ class DataSet:
         """Return the indices of the labels of image i, ascending."""
         row = self.targets.labels[i]
         return np.flatnonzero(row).tolist() if self.label_kind == "several" else [int(row)]
-
-    def labels_text(self, labels: Iterable[int]) -> str:
-        """Return the labels with these indices in words."""
-        return label_set_name([self.class_names[k] for k in labels])
 
     def name(self, i: int) -> str:
         """Return the name of image i: its path below the folder of the data set."""
