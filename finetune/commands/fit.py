@@ -23,6 +23,7 @@ from finetune.models.weights import read_weights
 from finetune.runs.folder import Run
 from finetune.runs.licence import is_restricted, licence
 from finetune.runs.lightning_callbacks import Limits
+from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run, validation_outcome
 from finetune.runs.removal import drop_last
@@ -238,7 +239,7 @@ def _is_complete(parts: Parts) -> bool:
 
 
 def _lock_finished(parts: Parts) -> None:
-    """Lock a run that has reached its limit, because another process may be testing it.
+    """Lock a run that has reached its limit, because another process may be testing it, and forget its last test.
 
     Raises:
         ValueError: Another process has locked it, or has written its checkpoint.
@@ -247,6 +248,9 @@ def _lock_finished(parts: Parts) -> None:
     hold(parts.run.checkpoint("last").parents[1])
     parts.plan.start.check_unchanged()
     parts.run.continue_upload()
+    for logger in parts.trainer.loggers:
+        if isinstance(logger, MetricsCSV):
+            logger.forget_test()
 
 
 def _print_finished(parts: Parts, why: str) -> None:

@@ -122,6 +122,14 @@ class MetricsCSV(Logger):
         )
 
     @rank_zero_only
+    def forget_test(self) -> None:
+        """Drop the rows of a test, which a finished run repeats if it was killed before its result was written."""
+        _keep_rows(
+            self.run.file("steps.csv"),
+            lambda row: not any(row[name] for name in row if name.startswith("test/")),
+        )
+
+    @rank_zero_only
     def rewind(self, global_step: int) -> None:
         """Drop the rows of steps from `global_step` on, which a resumed run repeats."""
         steps = self.run.file("steps.csv")

@@ -187,6 +187,15 @@ def test_what_ended_before_its_first_checkpoint_begins_again_if_the_run_before_i
     ) == is_finished
 
 
+def test_resume_after_a_kill_during_the_test_logs_its_metrics_once(colours, cli, tmp_path):
+    cli("fit", colours, *QUICKEST)
+    run = tmp_path / "runs/fit/version_0"
+    before = (run / "steps.csv").read_text()
+    (run / "test.json").unlink()  # what is written last
+    cli("fit", colours, *QUICKEST, "--resume")
+    assert (run / "test.json").exists() and (run / "steps.csv").read_text() == before
+
+
 def test_resume_takes_the_folder_of_the_run_as_out(cli, run_to_go_on):
     cli("fit", "--resume", run_to_go_on, "--out", "runs", *UNFINISHED)
     assert epochs_of(run_to_go_on) == 2
