@@ -358,7 +358,8 @@ def _in_plain_words(path: str, error: BaseException) -> str:
     if code and code[1] == "InvalidObjectState":
         return f"{path} is in an archive class of the storage, such as Glacier: restore it first"
     # without credentials, obstore requests those of a virtual machine in a cloud, from 169.254.169.254
-    words = _without_urls(text.replace(parse_address(path).key, ""))
+    key = re.escape(parse_address(path).key)
+    words = _without_urls(re.sub(rf'(location |path |"){key}(?=[":\s])', r"\1", text))
     is_lacking = "169.254." in text or re.search(
         "[Mm]etadata|Missing|must be specified|[Cc]redential", words
     )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from colours import QUICKEST
 from object_server import ObjectServer, object_server
+from obstore.exceptions import GenericError
 
 from finetune import Classifier, ImageFolderData
 from finetune.data import bucket_client
@@ -319,6 +320,20 @@ def test_a_server_that_refuses_is_one_line_about_the_object(server, monkeypatch,
     assert path in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(StorageError, match=words):
         refresh(f"{server.address}/metadata")
+
+
+@pytest.mark.parametrize("name", ["i", "s", "Missing", "metadata"])
+@pytest.mark.parametrize("text", ["access denied", "no credentials"])
+def test_the_name_of_an_object_is_no_word_of_its_error(name, text):
+    words = "status code: 403" if text == "access denied" else "Missing region"
+
+    def request() -> None:
+        raise GenericError(
+            f"It lacked privileges for path {name}: Error performing GET http://x/{name}: {words}"
+        )
+
+    with pytest.raises(StorageError, match=text):
+        bucket_client.send(f"s3://photos/{name}", request)
 
 
 def test_an_address_outside_of_the_folders_that_were_searched_is_not_read(server):
