@@ -22,10 +22,9 @@ from finetune.runs.folder import versions
 
 FIT = ["fit", "data", *QUICKEST, "--resume", "--epochs", 2, "--checkpoint_every_n_steps", 3]
 FIT += ["--trainer.log_every_n_steps", 1]
-UNTESTED = ["--test_after_fit", "false"]
 COMMANDS: dict[str, list[Any]] = {
-    "fit": [*FIT, *UNTESTED],
-    "fit on two": [*FIT, *UNTESTED, "--devices", 2],
+    "fit": FIT,
+    "fit on two": [*FIT, "--devices", 2],
     "fit --folds": [*FIT, "--folds", 2],
     "predict": ["predict", "best.ckpt", "data/test", "--output", "answers.csv"],
     "export": ["export", "best.ckpt", "--format", "safetensors", "--output", "model.safetensors"],
