@@ -281,42 +281,34 @@ def test_a_data_class_of_the_user_has_its_own_options_and_defaults(
     assert data == {"class_path": "own_data.OwnData", **own}
 
 
+def of_adam(arguments: str) -> str:
+    return f"{{class_path: torch.optim.Adam, init_args: {{{arguments}}}}}"
+
+
 def rate(text: str) -> str:
     return f"model: {{optimizer: {text}}}"
 
 
 HOTDOG = rate("{class_path: torch.optim.SGD, init_args: {lr: 0.01}}")
 ADAM = rate("{class_path: torch.optim.Adam}")
-OF_ADAM = rate("{class_path: torch.optim.Adam, init_args: {lr: 0.3}}")
+OF_ADAM = rate(of_adam("lr: 0.3"))
 RATE = rate("{init_args: {lr: 0.4}}")
 
 
-@pytest.mark.parametrize(
-    ("typed", "configs", "expected", "said"),
-    [
-        ([], [], 1e-3, ""),
-        ([], [HOTDOG], 0.01, ""),
-        (["--optimizer", "RAdam"], [HOTDOG], 1e-3, "0.01 is for SGD"),
-        ([], [HOTDOG, ADAM], 1e-3, "0.01 is for SGD"),
-        (["--optimizer", "SGD"], [OF_ADAM], 0.03, "0.3 is for Adam"),
-        ([], [HOTDOG, OF_ADAM], 0.3, ""),
-        (
-            ["--model.optimizer", "{class_path: torch.optim.Adam, init_args: {betas: [0.8, 0.9]}}"],
-            [HOTDOG],
-            1e-3,
-            "0.01 is for SGD",
-        ),
-        (
-            ["--model.optimizer", "{class_path: torch.optim.Adam, init_args: {lr: 0.02}}"],
-            [HOTDOG],
-            0.02,
-            "",
-        ),
-        ([], [ADAM, RATE], 0.4, ""),
-        (["--optimizer", "Adam"], [RATE], 1e-3, "0.4 is for AdamW"),
-        (["--optimizer", "Adam", "--lr", "0.02"], [HOTDOG], 0.02, ""),
-    ],
-)
+RATES = [
+    ([], [HOTDOG, ADAM], 1e-3, "0.01 is for SGD"),
+    (["--optimizer", "SGD"], [OF_ADAM], 0.03, "0.3 is for Adam"),
+    (["--optimizer", "Adam", "--lr", "0.02"], [HOTDOG], 0.02, ""),
+    ([], [ADAM, RATE], 0.4, ""),
+    ([], [HOTDOG, OF_ADAM], 0.3, ""),
+    (["--optimizer", "Adam"], [RATE], 1e-3, "0.4 is for AdamW"),
+    (["--model.optimizer", of_adam("betas: [0.8, 0.9]")], [HOTDOG], 1e-3, "0.01 is for SGD"),
+    (["--model.optimizer", of_adam("lr: 0.02")], [HOTDOG], 0.02, ""),
+]
+RARER = [pytest.param(*row, marks=pytest.mark.slow) for row in RATES[4:]]
+
+
+@pytest.mark.parametrize(("typed", "configs", "expected", "said"), [*RATES[:4], *RARER])
 def test_another_optimizer_has_its_usual_rate(
     begin, tmp_path, caplog, typed, configs, expected, said
 ):
