@@ -8,17 +8,20 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from finetune.data.corrections import Changes
 from finetune.data.faults import Fault
 from finetune.data.samples import PathList, Samples
-from finetune.data.seen_record import SeenRecord
 from finetune.data.targets import ClassIndex, MultiHot, Targets
-from finetune.models.heads import LabelKind
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, did_you_mean
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from finetune.data.seen_record import SeenRecord
+    from finetune.models.heads import LabelKind
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class DataSet:
     splits: dict[str, Samples]
     place: str = ""
     folder: str = ""
-    label_kind: LabelKind = "single"
+    label_kind: "LabelKind" = "single"
     has_splits: bool = False
     is_table: bool = False
     faults: tuple[Fault, ...] = ()
@@ -57,7 +60,7 @@ class DataSet:
     remark: str = ""
     corrections: Changes | None = None
     training_faults: tuple[str, ...] = ()
-    seen: SeenRecord | None = None
+    seen: "SeenRecord | None" = None
     fingerprint: str = ""
 
     def __len__(self) -> int:

@@ -34,7 +34,6 @@ from finetune.data.addresses import StorageError, is_in_bucket, parse_address
 from finetune.data.bucket_client import Object, endpoint_of, read
 from finetune.data.bucket_tree import list_tree
 from finetune.data.limits import MAX_BYTES
-from finetune.distributed.signals import is_rank_zero
 from finetune.system.cache_dir import COPIES, available_bytes, cache_dir
 from finetune.system.daemon_threads import complete
 from finetune.system.messages import bytes_text, reason
@@ -169,6 +168,9 @@ class Mirror:
         return _BYTES_AHEAD if self.is_kept else min(_BYTES_AHEAD, self._most_bytes() / 2)
 
     def _log_once(self) -> None:
+        # imports torch, which a check of images does not wait for
+        from finetune.distributed.signals import is_rank_zero
+
         if self._is_logged or not is_rank_zero():
             return
         self._is_logged = True
