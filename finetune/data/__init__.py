@@ -12,7 +12,7 @@ Lists of images:
   s3://bucket/x are read from copies of a `mirror`: a `bucket_tree` lists them, a `bucket_client` requests them.
 - `local_folders`: unpacks `archives`, and downloads datasets of the Hugging Face hub, once.
 - `prediction_paths`: the images to predict.
-- `seen_record`: the record of the training images, by name and by `contents`. `seen` excludes them from evaluation.
+- `seen_record`: the record of the training images, by `contents`. `seen` excludes them from evaluation.
 
 One image:
 

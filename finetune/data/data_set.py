@@ -44,7 +44,7 @@ class DataSet:
         remark: How the labels were found, for a log line; "" for class folders.
         corrections: What a file of corrections has changed; None without one.
         training_faults: Why these images can be evaluated, but not trained on.
-        seen: The record of the training and validation images; None without training images.
+        seen: The record of the training and validation images of a fit; None before it.
         fingerprint: A hash of the training and validation images and their targets; "" without training images.
     """
 

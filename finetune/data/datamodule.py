@@ -43,7 +43,7 @@ from finetune.data.mixing import Mixing
 from finetune.data.prediction_paths import unlabelled_samples
 from finetune.data.samplers import EvalBatches, TrainBatches, evenly_spaced, run_seed
 from finetune.data.samples import Samples
-from finetune.data.seen_record import SeenRecord, add_digests, merge_records
+from finetune.data.seen_record import SeenRecord, build_record
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.train_loader import TrainLoader
 from finetune.data.transforms import COLOUR_JITTER, CROP_SHARE, Interpolation, ResizeMode
@@ -267,7 +267,7 @@ class ImageDataModule(pl.LightningDataModule):
 
     @property
     def seen(self) -> SeenRecord | None:
-        """The record of the images of this fit. The first use reads the data set."""
+        """The record of the images of this fit; None before it. The first use reads the data set."""
         return self.scanned.seen
 
     @property
@@ -285,26 +285,22 @@ class ImageDataModule(pl.LightningDataModule):
         """Return the images of the data set. A missing one is created or downloaded first. Use `read` to call it."""
 
     def use_all_images(self, split: str) -> None:
-        """Evaluate all images as `split`, if the folder has no splits and its images were not trained on."""
+        """Evaluate all images as `split`, if the place has no splits of its own."""
 
     def setup(self, stage: str) -> None:
         self.read()
         self._check_equal_on_ranks()
         self.is_fitted |= stage == "fit"
-        if stage == "fit" and self.seen:
-            self.scanned = replace(self.scanned, seen=self._complete_record(self.seen))
+        # only on rank 0, which writes checkpoints
+        if stage == "fit" and self.seen is None and is_rank_zero():
+            record = build_record(self.splits["train"], self.splits.get("val"))
+            seen = record if self.seen_before is None else record | self.seen_before
+            self.scanned = replace(self.scanned, seen=seen)
         self._ahead = BatchesAhead()  # the old one may belong to an earlier fit
         if stage in ("fit", "validate"):
             self.use_cache()
         if self.trainer is not None and _EVALUATED[stage] in self.splits:
             self._count_limit(_EVALUATED[stage])
-
-    def _complete_record(self, seen: SeenRecord) -> SeenRecord:
-        """Return a record with the digests of its images, and with the images of the checkpoint before."""
-        # only on rank 0, which writes checkpoints
-        if seen.digests is None and is_rank_zero():
-            seen = add_digests(seen, self.splits["train"], self.splits.get("val"))
-        return merge_records(seen, self.seen_before) if self.seen_before else seen
 
     def _check_equal_on_ranks(self) -> None:
         """Check that all ranks have found the same images and labels.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from finetune.data.seen_record import merge_records, read_record
+from finetune.data.seen_record import read_record
 from finetune.inference.calibrated_head import calibrated_head
 from finetune.models.image_classifier import build_image_classifier
 from finetune.models.stages import head_name
@@ -61,7 +62,7 @@ def join_checkpoints(
     for i, member in enumerate(members):
         state |= {f"{_PREFIX}members.{i}.{name}": value for name, value in member.items()}
     records = [record for part in parts if (record := read_record(part)) is not None]
-    seen = reduce(merge_records, records).pack() if len(records) == len(parts) else None
+    seen = reduce(or_, records).pack() if len(records) == len(parts) else None
     joined: dict[str, Any] = {
         **{name: first[name] for name in _LIGHTNING_KEYS if name in first},
         "state_dict": state,

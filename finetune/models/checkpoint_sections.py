@@ -168,9 +168,7 @@ FINETUNE = MappingProxyType(
         "torch": Rule("text", is_text, True),
         "precision": one_of(*_PRECISIONS, *_PRECISIONS_OF_GPUS, None),
         "data_fingerprint": _TEXT,
-        "seen": Rule(
-            "tensors of one length with the names and sizes of images, and num_train", is_seen
-        ),
+        "seen": Rule("tensors train and val of 64-bit digests, or null", is_seen),
         "data_class": Rule(
             f"one of {', '.join(DATA_CLASSES)}, or a class of another module", is_data_class
         ),

@@ -182,17 +182,11 @@ def is_seen(value: Any) -> bool:
     """Return whether a value has the form that `data.seen_record` writes."""
     if value is None:
         return True
-    if type(value) is not dict or value.keys() != {"names", "sizes", "digests", "num_train"}:
+    if type(value) is not dict or value.keys() != {"train", "val"}:
         return False
-    names = value["names"]
-    sizes = value["sizes"]
-    columns = [names, sizes, value["digests"]]
-    if not all(is_dense(column) and column.ndim == 1 for column in columns):
-        return False
-    if [column.dtype for column in columns] != [torch.int64, torch.int32, torch.int64]:
-        return False
-    return len({len(column) for column in columns}) == 1 and is_count(
-        value["num_train"], most=len(names)
+    return all(
+        is_dense(column) and column.ndim == 1 and column.dtype == torch.int64
+        for column in value.values()
     )
 
 

@@ -44,7 +44,6 @@ _DATA = (
     "fold",
 )
 _ORIGIN = ("version", "torch", "data_fingerprint", "calibration")
-_SEEN: dict[str, type[np.generic]] = {"names": np.int64, "sizes": np.int32, "digests": np.int64}
 
 
 def packed(checkpoint: Mapping[str, Any]) -> str:
@@ -64,11 +63,7 @@ def packed(checkpoint: Mapping[str, Any]) -> str:
         "data_class": data_class
         if data_class.startswith("finetune.")
         else "finetune.ImageFolderData",
-        "seen": seen
-        and {
-            name: _text(value) if isinstance(value, Tensor) else value
-            for name, value in seen.items()
-        },
+        "seen": seen and {name: _text(digests) for name, digests in seen.items()},
         "mean": state["mean"].flatten().tolist(),
         "std": state["std"].flatten().tolist(),
         "class_weight": state["class_weight"].tolist(),
@@ -128,8 +123,7 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
         plain = json.loads(text)
         _check(plain)
         seen = plain["seen"] and {
-            **{name: _tensor(plain["seen"][name], kind) for name, kind in _SEEN.items()},
-            "num_train": int(plain["seen"]["num_train"]),
+            name: _tensor(plain["seen"][name], np.int64) for name in ("train", "val")
         }
         # The network of an .onnx normalises by itself.
         mean, std = (plain["mean"], plain["std"]) if state else ([0.0] * 3, [1.0] * 3)

@@ -93,7 +93,7 @@ def test_weights_in_another_file_are_refused_wherever_they_hide(tmp_path, hide):
         ("std", [0.0] * 3),
         ("data", None),
         ("model.other", 1),
-        ("seen.num_train", float("inf")),
+        ("seen.val", float("inf")),
     ],
 )
 def test_what_no_export_of_ours_has_written_is_refused(checkpoint, tmp_path, key, value):

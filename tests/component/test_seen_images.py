@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,8 @@ from hypothesis import strategies as st
 from promise import promise
 
 from finetune import ImageFolderData
-from finetune.data.contents import UNKNOWN
-from finetune.data.samples import Samples
 from finetune.data.seen import continue_record, exclude_seen
-from finetune.data.seen_record import add_digests, fingerprint
+from finetune.data.seen_record import build_record, fingerprint
 from finetune.data.targets import ClassIndex
 
 
@@ -49,17 +48,8 @@ def data(root: Path, **options) -> ImageFolderData:
 
 def checkpoint_of(data: ImageFolderData) -> dict:
     """What matters here of a checkpoint of a fit on this data."""
-    if data.seen.digests is None:
-        seen = add_digests(data.seen, data.splits["train"], data.splits.get("val"))
-        data.scanned = replace(data.scanned, seen=seen)
-    finetune = {"data_fingerprint": data.fingerprint, "seen": data.seen.pack()}
-    return {"finetune": finetune, "datamodule_hyper_parameters": dict(data.hparams)}
-
-
-def unread(checkpoint: dict) -> dict:
-    """The same of files whose content could not be read."""
-    checkpoint["finetune"]["seen"]["digests"].fill_(UNKNOWN.view(np.int64))
-    return checkpoint
+    seen = data.seen or build_record(data.splits["train"], data.splits.get("val"))
+    return {"finetune": {"data_fingerprint": data.fingerprint, "seen": seen.pack()}}
 
 
 def names(data: ImageFolderData, *splits: str) -> list[str]:
@@ -86,16 +76,27 @@ def lines(caplog) -> pytest.LogCaptureFixture:
     return caplog
 
 
+def copies(paths: Sequence[str], root: Path, name: str = "copy_{}.jpeg") -> Path:
+    """The files under other names, in the folders of their classes."""
+    for i, path in enumerate(paths):
+        target = root / Path(path).parent.name / name.format(i)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    return root
+
+
 CHANGES = st.lists(
-    st.tuples(st.sampled_from(["add", "remove", "rename"]), st.integers(0, 2**16)),
+    st.tuples(st.sampled_from(["add", "remove", "rename", "copy"]), st.integers(0, 2**16)),
     min_size=1,
     max_size=40,
 )
 
 
 @promise("unseen")
-@given(size=st.integers(3, 20), changes=CHANGES, is_moved=st.booleans())
-def test_whatever_happens_to_a_folder_no_trained_image_is_measured(size, changes, is_moved):
+@given(size=st.integers(3, 20), changes=CHANGES, is_moved=st.booleans(), seed=st.integers(0, 2))
+def test_whatever_happens_to_a_folder_all_images_but_the_trained_are_measured(
+    size, changes, is_moved, seed
+):
     with tempfile.TemporaryDirectory() as folder:
         root = plain(Path(folder) / "a", size)
         fitted = data(root)
@@ -110,91 +111,43 @@ def test_whatever_happens_to_a_folder_no_trained_image_is_measured(size, changes
                 one.unlink()
             elif change == "rename":
                 one.rename(one.with_name(f"renamed {i}.png"))
+            elif change == "copy":
+                shutil.copy(one, one.with_name(f"copy {i}.png"))
         if is_moved:
             root = root.rename(root.with_name("moved"))
+        here = {path.read_bytes() for path in root.glob("*/*")}
         try:
-            measured = held(checkpoint, data(root))
+            measured = held(checkpoint, data(root, split_seed=seed))
         except ValueError as error:
-            assert "has seen" in str(error)
+            assert "has seen" in str(error) and here <= trained
         else:
-            assert not {(root / name).read_bytes() for name in measured} & trained
+            assert {(root / name).read_bytes() for name in measured} == here - trained
 
 
-@pytest.mark.parametrize("split", ["test", "val"])
-def test_the_folder_trained_on_gives_its_own_images(tmp_path, lines, split):
+def test_the_folder_trained_on_gives_its_own_images(tmp_path, lines):
     fitted = data(plain(tmp_path / "a"))
-    expected, checkpoint = names(fitted, split), checkpoint_of(fitted)
+    checkpoint = checkpoint_of(fitted)
     (tmp_path / "link").symlink_to(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
-    for name in ("a", "link", "copy"):
-        lines.clear()
-        assert held(checkpoint, data(tmp_path / name), split) == expected
-        (line,) = lines.messages
-        assert line.startswith(f"{len(expected)} {split} images of {tmp_path / name} (held out")
-
-
-def test_changes_of_the_folder_are_reported(tmp_path, lines):
-    root = plain(tmp_path / "a")
-    fitted = data(root)
-    checkpoint, before = checkpoint_of(fitted), names(fitted, "test")
-    write(root, *(f"{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(30, 60)))
-    train = sorted(fitted.splits["train"].paths)
-    os.unlink(train[0])
-    after = held(checkpoint, data(root))
-    assert set(before) < set(after)
-    assert "has changed since training: 1 image is gone, " in lines.text
-    new = next(name for name in after if name not in before)
-    shutil.move(train[1], root / new)  # what was trained on, under the name of a test image
-    lines.clear()
-    assert new not in held(checkpoint, data(root))
-    assert f"skipped 1 of the {len(after)} test images" in lines.text and new in lines.text
-    lines.clear()
-    assert new in held(unread(checkpoint), data(root))
-    assert "1 of the test images may be training images under other names" in lines.text
-
-
-def test_images_that_are_all_renamed_in_place_are_no_new_ones(tmp_path, lines):
-    root = plain(tmp_path / "a")
-    checkpoint = checkpoint_of(data(root))
-    for path in sorted(root.glob("*/*")):
-        path.rename(path.with_name(f"renamed_{path.name}"))
-    # other ones are set apart now
-    with pytest.raises(ValueError, match=r"has seen (\d+) of the \1 test images"):
-        held(checkpoint, data(root))
-    held(unread(checkpoint), data(root))
-    assert "may be training images under other names" in lines.text
-    assert "taken for a new data set" not in lines.text
-
-
-@pytest.mark.parametrize(
-    "options", [{"split_seed": 1}, {"test_fraction": 0.6}, {"val_fraction": 0.0}]
-)
-def test_other_splits_of_the_folder_trained_on_are_refused(tmp_path, options):
-    checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
-    with pytest.raises(ValueError, match=r"has seen \d+ of .*/a in training, .*png.*split_seed"):
-        held(checkpoint, data(tmp_path / "a", **options))
-    del checkpoint["finetune"]["seen"]  # control: only the record tells
-    assert held(checkpoint, data(tmp_path / "a", **options))
+    for split in ("test", "val"):
+        expected = names(fitted, split)
+        for name in ("a", "link", "copy"):
+            lines.clear()
+            assert held(checkpoint, data(tmp_path / name), split) == expected
+            left_out, measured = lines.messages
+            assert f"skipped {60 - len(expected)} of the 60 {split} images" in left_out
+            assert (
+                measured == f"{len(expected)} {split} images of {tmp_path / name} (not trained on)"
+            )
 
 
 def test_validation_may_be_measured_again_but_not_training(tmp_path):
-    checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
-    # the same part, by the rule
-    assert held(checkpoint, data(tmp_path / "a", test_fraction=0.1), "val")
-    with pytest.raises(ValueError, match="val images"):
-        held(checkpoint, data(tmp_path / "a", val_fraction=0.4), "val")
-
-
-def test_the_training_folder_itself_is_refused_also_if_it_is_called_test(tmp_path):
-    root = with_test(tmp_path / "a")
-    checkpoint = checkpoint_of(data(root))
-    assert len(held(checkpoint, data(root))) == 10
-    with pytest.raises(ValueError, match="has seen"):
-        held(checkpoint, data(root / "train"))
-    shutil.rmtree(root / "test")
-    (root / "train").rename(root / "test")
-    with pytest.raises(ValueError, match="has seen 60 of the 60 test images"):
-        held(checkpoint, data(root, class_names=["cat", "dog"]))
+    fitted = data(with_test(tmp_path / "a"))
+    checkpoint = checkpoint_of(fitted)
+    # also by other settings
+    for options in ({}, {"val_fraction": 0.4}):
+        measured = held(checkpoint, data(tmp_path / "a", **options), "val")
+        assert measured and set(measured) <= set(names(fitted, "val"))
 
 
 def forget_the_record(monkeypatch):
@@ -202,60 +155,44 @@ def forget_the_record(monkeypatch):
 
 
 @promise("unseen", controls=[forget_the_record])
-def test_images_moved_from_training_into_the_test_folder(tmp_path):
+@pytest.mark.parametrize("trained", ["train", "val"])
+def test_training_images_in_a_test_folder_are_left_out(tmp_path, lines, trained):
     root = with_test(tmp_path / "a")
     fitted = data(root)
     checkpoint = checkpoint_of(fitted)
-    name = os.path.relpath(fitted.splits["train"].paths[3], root / "train")
-    shutil.move(root / "train" / name, root / "test" / name)
-    with pytest.raises(ValueError, match=f"has seen 1 of the 11 test images.*/test/{name}"):
-        held(checkpoint, data(root))
+    before = names(data(root), "test")
+    copies(fitted.splits[trained].paths[:3], root / "test")
+    assert held(checkpoint, data(root)) == before
+    assert "skipped 3 of the 13 test images" in lines.text and "copy_" in lines.text
+    lines.clear()  # the other processes measure the same
+    assert held(checkpoint, data(root), rank=1) == before and not lines.messages
+    for place in (copies(fitted.splits[trained].paths, tmp_path / "b"), root / "train"):
+        with pytest.raises(ValueError, match=r"has seen (\d+) of the \1 test images"):
+            held(checkpoint, data(place))
 
 
 @promise("unseen")
 @pytest.mark.parametrize("split", ["test", "val"])
 def test_another_folder_is_measured_whole(tmp_path, lines, split):
-    checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
-    plain(tmp_path / "others", 20)  # the same names, but not the same images
+    checkpoint = checkpoint_of(data(plain(tmp_path / "a", size=50_000)))
+    plain(tmp_path / "others", 20, size=50_000)  # the same names and sizes, but not the same images
     other = data(tmp_path / "others")
     assert 0 < len(other.splits[split]) < 12
     assert len(held(checkpoint, other, split)) == 40 == len(other.splits[split])
     assert lines.messages == [f"40 {split} images of {tmp_path / 'others'} (all)"]
     assert np.bincount(other.splits[split].targets.labels).tolist() == [20, 20]
-    lines.clear()  # the other processes measure the same
-    assert len(held(checkpoint, data(tmp_path / "others"), split, rank=1)) == 40
-    assert not lines.messages
-    # Also where nothing was set apart from training.
+    # also where nothing was set apart from training
     apart = {"val_fraction": 0.0, "test_fraction": 0.0}
-    checkpoint = checkpoint_of(data(plain(tmp_path / "c"), **apart))
-    assert len(held(checkpoint, data(plain(tmp_path / "d", 9, size=50), **apart), split)) == 18
-
-
-def test_another_folder_in_the_place_of_the_one_trained_on_is_measured_whole(tmp_path, lines):
-    root = plain(tmp_path / "a")
-    checkpoint = checkpoint_of(data(root))
-    without = {**checkpoint, "finetune": {"data_fingerprint": ""}}
-    sizes = [path.stat().st_size for path in root.glob("*/*")]
-    shutil.rmtree(root)
-    # as `docker -v` may mount it
-    write(root, *(f"{c}/new_{i:03d}.png" for c in ("cat", "dog") for i in range(20)))
-    assert len(held(checkpoint, data(root))) == 40
-    assert f"{root} has few of the images" in lines.text
-    assert len(held(without, data(root))) < 20  # only the record tells
-    shutil.rmtree(root)
-    # by chance as large: each size once, of three times as many
-    for i, size in enumerate(range(min(sizes), min(sizes) + 3 * len(sizes))):
-        write(root, f"{('cat', 'dog')[i % 2]}/new_{i:03d}.png", size=size)
-    assert len(held(checkpoint, data(root))) == 3 * len(sizes)
+    assert len(held(checkpoint, data(plain(tmp_path / "d", 9), **apart), split)) == 18
 
 
 def test_another_folder_with_splits_gives_its_own(tmp_path, lines):
     checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
     root = plain(tmp_path / "b/train").parent
     other = data(root)
-    assert held(checkpoint, other, "val") == []
-    with pytest.raises(ValueError, match=r"b has no val split.*--data\.root"):
-        other.loader("val")
+    assert held(checkpoint, other, "test") == []
+    with pytest.raises(ValueError, match=r"b has no test split.*--data\.root"):
+        other.loader("test")
     write(root, "test/cat/1.png", "test/dog/1.png", "valid/dog/1.png")
     assert held(checkpoint, data(root)) == ["test/cat/1.png", "test/dog/1.png"]
     assert lines.messages[-1] == f"2 test images of {root} (its test folder)"
@@ -265,17 +202,11 @@ def test_another_folder_with_splits_gives_its_own(tmp_path, lines):
 def test_a_checkpoint_without_a_record_excludes_nothing_and_says_so(tmp_path, lines):
     root = plain(tmp_path / "a")
     checkpoint = checkpoint_of(data(root))
-    record = unread(checkpoint)["finetune"]["seen"]
-    record["names"], sizes = record["names"] + 1, record["sizes"]
-    # of images that are no files
-    record["sizes"] = torch.zeros_like(sizes)
-    assert held(checkpoint, data(root, split_seed=1), "val")
-    assert "not excluded" in lines.messages[-1]
-    record["sizes"] = sizes  # the control: the same images with sizes
-    assert held(checkpoint, data(root, split_seed=1), "val")
-    assert "may be training images" in lines.text and "not excluded" not in lines.messages[-1]
-    del checkpoint["finetune"]["seen"]
-    assert 0 < len(held(checkpoint, data(root))) < 20 and "not excluded" in lines.messages[-1]
+    record = checkpoint["finetune"]["seen"]
+    for seen in ({name: digests[:0] for name, digests in record.items()}, None):
+        checkpoint["finetune"]["seen"] = seen  # the first of images that are no files
+        lines.clear()
+        assert 0 < len(held(checkpoint, data(root))) < 20 and "not excluded" in lines.messages[-1]
     lines.clear()
     go_on(checkpoint, data(root))
     assert len(lines.messages) == 1 and "has no record" in lines.messages[0]
@@ -284,23 +215,22 @@ def test_a_checkpoint_without_a_record_excludes_nothing_and_says_so(tmp_path, li
 def test_what_earlier_parts_of_a_run_have_seen_stays_seen(tmp_path, lines):
     root = plain(tmp_path / "a")
     first, second = data(root, split_seed=3), data(root)
-    # the control
-    assert set(names(first, "train")) & set(held(checkpoint_of(data(root)), data(root), "val"))
-    go_on(checkpoint_of(first), second)
+    before = checkpoint_of(first)
+    path = Path(first.splits["train"].paths[0])
+    (tmp_path / "cat").mkdir()
+    replaced = Path(shutil.copy(path, tmp_path / "cat/replaced.png"))
+    path.write_bytes(b"other")
+    go_on(before, second)
     assert "have changed since this run began" in lines.text
-    for split, num in ("train", second.seen.num_train), ("val", len(second.seen.names)):
-        for part in first, second:
-            assert np.isin(part.splits[split].hashes(), second.seen.names[:num]).all()
+    trained = {*names(first, "train"), *names(second, "train")}
     tested, validated = (
         held(checkpoint_of(second), data(root), split) for split in ("test", "val")
     )
-    trained = {*names(first, "train"), *names(second, "train")}
     assert tested and not {*tested, *validated} & trained
     assert not {*tested} & {*names(first, "val"), *names(second, "val")}
-    third = data(root, split_seed=3)
-    seen = third.seen
-    go_on(checkpoint_of(first), third)
-    assert np.array_equal(third.seen.names, seen.names) and third.seen.num_train == seen.num_train
+    with pytest.raises(ValueError, match="has seen 1 of the 1 test images"):
+        other = data(copies([str(replaced)], tmp_path / "b/test"), class_names=["cat", "dog"])
+        held(checkpoint_of(second), other)
 
 
 def test_the_record_is_small_and_safe_to_load(tmp_path):
@@ -308,9 +238,8 @@ def test_the_record_is_small_and_safe_to_load(tmp_path):
     torch.save(checkpoint_of(fitted), tmp_path / "some.ckpt")
     checkpoint = torch.load(tmp_path / "some.ckpt", weights_only=True)
     assert held(checkpoint, data(tmp_path / "a")) == names(fitted, "test")
-    seen = checkpoint["finetune"]["seen"]
-    num_bytes = sum(seen[name].nbytes for name in ("names", "sizes", "digests"))
-    assert num_bytes == 20 * len(names(fitted, "train", "val"))
+    num_bytes = sum(digests.nbytes for digests in checkpoint["finetune"]["seen"].values())
+    assert num_bytes == 8 * len(names(fitted, "train", "val"))
 
 
 def test_the_fingerprint_sees_other_data_and_not_another_place(tmp_path):
@@ -326,110 +255,9 @@ def test_the_fingerprint_sees_other_data_and_not_another_place(tmp_path):
     assert here != value("one more", "cat/2.png") and here != value("another size", sizes=2)
     known = data(tmp_path / "here", val_fraction=0, test_fraction=0)
     train = known.splits["train"]
-    assert fingerprint(known.seen, train, None) == here != fingerprint(known.seen, train, train)
+    assert fingerprint(train, None) == here != fingerprint(train, train)
     other = replace(train, targets=ClassIndex(np.array([0, 1, 1]), 2))
-    assert fingerprint(known.seen, other, None) != here
-
-
-# Copies
-
-
-def copies(split: Samples, root: Path, name: str = "{}.png") -> Path:
-    """The files of a split under other names, in the folders of their classes."""
-    for i, path in enumerate(split.paths):
-        target = root / Path(path).parent.name / name.format(i)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-    return root
-
-
-@pytest.mark.parametrize(
-    ("trained", "split"), [("train", "test"), ("val", "test"), ("train", "val")]
-)
-def test_copies_elsewhere_under_other_names_are_refused(tmp_path, trained, split):
-    fitted = data(plain(tmp_path / "a"))
-    checkpoint, num = checkpoint_of(fitted), len(fitted.splits[trained])
-    other = copies(fitted.splits[trained], tmp_path / "other", "copy_{}.jpeg")
-    with pytest.raises(ValueError, match=f"has seen {num} of the {num} {split} .*{other}.*copy"):
-        held(checkpoint, data(other), split)
-    assert held(unread(checkpoint), data(other), split)  # control: only the digests tell
-
-
-def forget_the_digests(monkeypatch):
-    monkeypatch.setattr("finetune.data.seen.exclude_copies", lambda *_, **__: None)
-
-
-@promise("unseen", controls=[forget_the_digests])
-def test_copies_among_new_images_are_left_out(tmp_path, lines):
-    fitted = data(plain(tmp_path / "a"))
-    checkpoint, num = checkpoint_of(fitted), len(fitted.splits["train"])
-    other = copies(fitted.splits["train"], tmp_path / "b/test", "copy_{}.jpeg").parent
-    copies(fitted.splits["test"], other / "test", "unseen_{}.png")
-    write(other, *(f"test/{c}/new_{i}.png" for c in ("cat", "dog") for i in range(5)))
-    copies(fitted.splits["train"], other / "train")
-    left = held(checkpoint, data(other))
-    assert len(left) == 10 + len(fitted.splits["test"]) and not any("copy" in name for name in left)
-    assert f"skipped {num} of the {num + len(left)} test images of {other}" in lines.messages[0]
-    lines.clear()
-    assert held(checkpoint, data(other), rank=1) == left and not lines.messages
-
-
-def test_a_test_folder_of_nothing_but_training_images_is_refused(tmp_path):
-    root = with_test(tmp_path / "a")
-    checkpoint = checkpoint_of(data(root))
-    assert len(held(checkpoint, data(root))) == 10  # the control
-    same = Path(shutil.copytree(root, tmp_path / "same"))
-    shutil.rmtree(same / "test")
-    shutil.copytree(same / "train", same / "test")
-    with pytest.raises(ValueError, match="has seen 60 of the 60 test images .*copies"):
-        held(checkpoint, data(same))
-
-
-def test_a_few_copies_under_their_old_names_make_no_training_folder(tmp_path, lines):
-    fitted = data(plain(tmp_path / "a"))
-    checkpoint = checkpoint_of(fitted)
-    other = write(tmp_path / "b", *(f"{c}/new_{i}.png" for c in ("cat", "dog") for i in range(20)))
-    for path in fitted.splits["train"].paths[:3]:
-        shutil.copy(path, other / Path(path).parent.name)
-    left = held(checkpoint, data(other))
-    # measured whole, without the copies
-    assert len(left) == 40 and all("new" in name for name in left)
-    assert f"skipped 3 of the 43 test images of {other}" in lines.text
-
-
-def test_copies_within_the_folder_trained_on_are_counted(tmp_path, lines):
-    root = with_test(tmp_path / "a")
-    fitted = data(root)
-    shutil.copyfile(fitted.splits["train"].paths[0], root / "test/cat/other.png")
-    assert len(held(checkpoint_of(fitted), data(root))) == 11
-    assert f"1 of the 11 test images of {root} are copies" in lines.text
-    lines.clear()
-    assert len(held(unread(checkpoint_of(fitted)), data(root))) == 11
-    assert "are copies" not in lines.text
-
-
-def test_numbered_files_of_one_size_are_told_apart_by_content(tmp_path):
-    # as uncompressed images are
-    checkpoint = checkpoint_of(data(plain(tmp_path / "a", size=50_000)))
-    assert len(held(checkpoint, data(plain(tmp_path / "b", size=50_000)))) == 60
-    # control: taken for the folder trained on
-    assert len(held(unread(checkpoint), data(tmp_path / "b"))) < 15
-
-
-def test_what_was_replaced_before_a_fit_went_on_stays_seen(tmp_path):
-    first = data(plain(tmp_path / "a"))
-    checkpoint, path = checkpoint_of(first), Path(first.splits["train"].paths[0])
-    before = path.read_bytes()
-    path.write_bytes(b"other" + before[5:])
-    second = data(tmp_path / "a")
-    checkpoint_of(second)
-    go_on(checkpoint, second)
-    for i, content in enumerate((before, path.read_bytes())):
-        copy = tmp_path / f"copy_{i}/cat/some.png"
-        copy.parent.mkdir(parents=True)
-        copy.write_bytes(content)
-        with pytest.raises(ValueError, match="has seen 1 of the 1 test images"):
-            held(checkpoint_of(second), data(tmp_path / f"copy_{i}", class_names=["cat", "dog"]))
+    assert fingerprint(other, None) != here
 
 
 def test_images_of_a_group_that_was_trained_on_are_not_tested(tmp_path):

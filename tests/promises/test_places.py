@@ -40,7 +40,7 @@ def values(name: str) -> Values:
     moments = checkpoint["optimizer_states"][0]["state"]
     found = {f"exp_avg {key}": state["exp_avg"] for key, state in moments.items()}
     seen = checkpoint["finetune"]["seen"]
-    found |= {part: seen[part] for part in ("names", "sizes", "digests")}
+    found |= {part: seen[part] for part in ("train", "val")}
     return {**found, **checkpoint["state_dict"]}
 
 

@@ -24,7 +24,7 @@ def test_test_excludes_copies_of_training_images_and_refuses_the_training_folder
     cli("test", run(), other, *WORDS)
     assert "skipped 1 of the 31 test images" in caplog.text and "red/copy.png" in caplog.text
     assert sum(map(sum, result(0)["confusion_matrix"])) == 30
-    with pytest.raises(ValueError, match="has seen 60 of the 60 test images .*copies"):
+    with pytest.raises(ValueError, match="has seen 60 of the 60 test images"):
         cli("test", run(), colours / "train", *WORDS)
 
 

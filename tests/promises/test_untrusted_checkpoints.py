@@ -285,7 +285,7 @@ INVALID: dict[str, tuple[str, dict[str, Any], str]] = {
     "class name": (MODEL, {"class_names": ["blue", "green", "\x1b[2Jred"]}, "class_names"),
     "number": (DATA, {"crop_share": 1e-9}, "crop_share is 1e-09"),
     "setting": (DATA, {"num_workers": 1}, "num_workers is an unknown key"),
-    "tensors": ("finetune", {"seen": {"names": torch.zeros(2), "num_train": 2}}, "seen"),
+    "tensors": ("finetune", {"seen": {"train": torch.zeros(2), "val": 2}}, "seen"),
     "callback": ("callbacks", {"Checkpoints": {"highest": "1"}}, "highest is '1'"),
     "key": ("finetune", {"x\x1b[2J": 1}, "finetune.x\\x1b"),
     "data class": ("finetune", {"data_class": "mine\x1b[2J.Data"}, "import mine\\x1b"),

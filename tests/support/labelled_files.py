@@ -10,7 +10,7 @@ from finetune.data.data_set import DataSet
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.files import file_stats
 from finetune.data.samples import PathList, Samples
-from finetune.data.seen_record import build_record, fingerprint
+from finetune.data.seen_record import fingerprint
 from finetune.data.splits import stratified
 from finetune.data.targets import MultiHot
 
@@ -57,15 +57,13 @@ class LabelledFiles(ImageDataModule):
             splits["val"] = replace(train.take(val), is_drawn=True)
         if (folder / "test").is_dir():
             splits["test"] = _read(folder / "test")
-        seen = build_record(splits["train"], splits.get("val"))
         return DataSet(
             list(LABELS),
             splits,
             folder=str(folder),
             label_kind="several",
             has_splits=True,
-            seen=seen,
-            fingerprint=fingerprint(seen, splits["train"], splits.get("val")),
+            fingerprint=fingerprint(splits["train"], splits.get("val")),
         )
 
 

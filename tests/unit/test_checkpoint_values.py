@@ -82,7 +82,7 @@ def test_the_rows_of_checkpoints_say_what_the_signatures_say():
     }
 
 
-NAMES, SIZES = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int32)
+NAMES = torch.zeros(3, dtype=torch.int64)
 META = torch.zeros(3, 1, 1, device="meta")
 FLIPS = [{"class_path": "albumentations.HorizontalFlip"}] * 101
 MANY = [str(i) for i in range(1_000_001)]
@@ -93,7 +93,7 @@ for _ in range(40):
 DEEP: list[Any] = []
 for _ in range(100_000):
     DEEP = [DEEP]
-SEEN = {"names": NAMES, "sizes": SIZES, "num_train": 0}
+SEEN = {"train": NAMES, "val": NAMES}
 
 # place: values out of range, which none of our checkpoints has
 INVALID: dict[tuple[str, ...], list[Any]] = {
@@ -115,13 +115,12 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
     (DATA, "predict"): ["/etc"],
     (OURS, "data_class"): ["finetune.ImageDataModule", "finetune.load", ["finetune.SampleData"]],
     (OURS, "seen"): [
-        {"names": NAMES, "num_train": 3},
-        {**SEEN, "sizes": SIZES[:2]},
-        {**SEEN, "names": NAMES.double()},
-        {**SEEN, "names": NAMES.to_sparse()},
-        {**SEEN, "names": NAMES.to("meta")},
-        {**SEEN, "num_train": 4},
-        {**SEEN, "digests": NAMES[:2]},
+        {"train": NAMES},
+        {**SEEN, "val": 3},
+        {**SEEN, "train": NAMES.double()},
+        {**SEEN, "train": NAMES.to_sparse()},
+        {**SEEN, "train": NAMES.to("meta")},
+        {**SEEN, "val": NAMES[None]},
         {**SEEN, "other": NAMES},
     ],
     (OURS, "train_metrics"): [{"restore": {}}, {"train_loss": {"forward": torch.zeros(())}}],

@@ -17,7 +17,7 @@ from finetune.data.faults import refuse_faults
 from finetune.data.files import file_stats
 from finetune.data.groups import has_groups, put_into_groups
 from finetune.data.samples import Samples
-from finetune.data.seen_record import build_record, fingerprint
+from finetune.data.seen_record import fingerprint
 from finetune.data.tables.table_scan import ScanOptions, scan_table
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.file_names import composed
@@ -122,14 +122,13 @@ class ImageFolderData(ImageDataModule):
         before = self.scanned
         if split in before.splits and not before.splits[split].is_drawn:
             return
-        found = self._found(before.class_names).splits
+        found = put_into_groups(self._found(before.class_names), self.splitting.group_by).splits
         if "all" in found:
             found[split] = found["all"]
-        data = replace(before, splits={})
-        if split in found:
-            data = replace(before, splits={split: self._prepared(split, found[split], skip=True)})
-            data = self._corrected(data)
-        self.scanned = data
+        if split not in found:
+            return
+        data = replace(before, splits={split: self._prepared(split, found[split], skip=True)})
+        self.scanned = self._corrected(data)
 
     def _prepared(self, split: str, samples: Samples, skip: bool) -> Samples:
         """Return samples with the stats of their files (see `file_stats`) and the size for decoding.
@@ -175,11 +174,8 @@ def _without_equal_weights(data: DataSet) -> DataSet:
 
 
 def _recorded(data: DataSet) -> DataSet:
-    """Return the data set with the record and the fingerprint of the training and validation images."""
-    train = data.splits["train"]
-    val = data.splits.get("val")
-    seen = build_record(train, val)
-    return replace(data, seen=seen, fingerprint=fingerprint(seen, train, val))
+    """Return the data set with the fingerprint of the training and validation images."""
+    return replace(data, fingerprint=fingerprint(data.splits["train"], data.splits.get("val")))
 
 
 class Hotdog(ImageFolderData):
