@@ -18,7 +18,6 @@ from finetune.data.checking.checks import (
     scan_findings,
 )
 from finetune.data.checking.duplicates import is_blank, near_duplicates
-from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.findings import (
     Finding,
     duplicate_findings,
@@ -28,6 +27,7 @@ from finetune.data.checking.findings import (
 from finetune.data.checking.image_facts import Facts, collect_facts, inspect_images
 from finetune.data.checking.series import series_findings
 from finetune.data.checking.shortcuts import shortcuts
+from finetune.data.contents import equal_files
 from finetune.data.corrected_samples import correct
 from finetune.data.corrections import read_corrections
 from finetune.data.data_set import DataSet

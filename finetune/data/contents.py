@@ -41,14 +41,30 @@ def read_head(path: str) -> bytes:
     return pieces[0]
 
 
-def middle_digest(path: str) -> bytes:
-    """Return a digest of 4 kB in the middle of a file, which differ between nearly all photographs.
+def equal_files(
+    paths: Sequence[str], num_bytes: np.ndarray, group_of: np.ndarray | None = None
+) -> list[list[int]]:
+    """Return the sets of files of equal digests, each sorted. Unreadable files are skipped.
 
-    Raises:
-        OSError: The file cannot be read.
+    Args:
+        paths: Path of each file, N.
+        num_bytes: Size of each file, (N,). Files with a size of 0 or below are skipped, and only files that have the
+            size of another are read.
+        group_of: Group of each file, (N,). If given, only sets with files of more than one group are returned.
     """
-    _, pieces = read_pieces(path, PIECE, lambda size: (_middle(size),))
-    return _short_digest(pieces[0])
+
+    def is_wanted(members: Sequence[int] | np.ndarray) -> bool:
+        return len(members) > 1 and (group_of is None or len(np.unique(group_of[members])) > 1)
+
+    order = np.argsort(num_bytes, kind="stable")
+    order = order[num_bytes[order] > 0]
+    of_a_size = np.split(order, np.flatnonzero(np.diff(num_bytes[order])) + 1)
+    rows = np.concatenate([order[:0], *filter(is_wanted, of_a_size)])
+    equal: dict[int, list[int]] = {}
+    for i, digest in zip(rows.tolist(), file_digests(paths, rows)[rows].tolist(), strict=True):
+        if digest != UNKNOWN:
+            equal.setdefault(digest, []).append(i)
+    return sorted(sorted(members) for members in equal.values() if is_wanted(members))
 
 
 def _digest(path: str) -> int:
@@ -64,13 +80,4 @@ def _digest(path: str) -> int:
 
 def _starts(size: int) -> tuple[int, int, int]:
     """Return where the pieces of a file begin."""
-    return 0, _middle(size), max(0, size - PIECE)
-
-
-def _middle(size: int) -> int:
-    """Return where the piece in the middle of a file begins."""
-    return max(0, size // 2 - PIECE // 2)
-
-
-def _short_digest(piece: bytes) -> bytes:
-    return blake2b(piece, digest_size=8).digest()
+    return 0, max(0, size // 2 - PIECE // 2), max(0, size - PIECE)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.data.checking.duplicates import connected, is_blank, near_duplicates
-from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.image_facts import collect_facts, inspect_images
+from finetune.data.contents import equal_files
 from finetune.data.data_set import DataSet
 from finetune.features.image_features import Features, image_features
 from finetune.features.label_errors import (

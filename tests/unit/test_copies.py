@@ -14,10 +14,9 @@ from PIL import Image
 from scipy.fft import dctn
 
 from finetune.data.checking.duplicates import connected, is_blank, near_duplicates
-from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.image_facts import Facts, collect_facts, inspect_images
 from finetune.data.checking.perceptual_hash import hashes, near_pairs
-from finetune.data.contents import PIECE, UNKNOWN, file_digests
+from finetune.data.contents import PIECE, UNKNOWN, equal_files, file_digests
 
 # Sizes about the pieces in which files are read; the last two differ from one another in a byte at a place in between.
 SIZES = [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 10 * PIECE, 100_000, 2_500_000]
