@@ -85,12 +85,10 @@ def client_of(address: Address, seconds: float | None = None) -> Any:
         seconds: How long it repeats a failed request; `RETRY_SECONDS` by default.
 
     Raises:
+        WrongUsage: The package for object storage is not installed.
         StorageError: The endpoint is not encrypted, on another machine, and not allowed.
     """
-    from obstore.store import from_url
-
     global _process
-    check_address(str(address))
     seconds = RETRY_SECONDS if seconds is None else seconds
     place = str(address._replace(key=""))
     key = (place, endpoint_of(address.scheme), seconds)
@@ -99,6 +97,9 @@ def client_of(address: Address, seconds: float | None = None) -> Any:
             raise RuntimeError("object storage was used before a fork: the child would hang")
         _process = os.getpid()
         if key not in _clients:
+            check_address(str(address))
+            from obstore.store import from_url
+
             options = _client_options(_is_http_allowed(place))
             retries = _retries_within(seconds)
             _clients[key] = send(
@@ -109,11 +110,11 @@ def client_of(address: Address, seconds: float | None = None) -> Any:
 
 def list_objects(address: Address) -> dict[str, Object]:
     """Return the objects in a folder and its subfolders, by their addresses."""
-    import obstore
-
     root = str(address)
     place = str(address._replace(key=""))
     client = client_of(address, START_SECONDS)
+    import obstore
+
     objects: dict[str, Object] = {}
 
     def read_pages() -> None:
@@ -131,18 +132,18 @@ def list_objects(address: Address) -> dict[str, Object]:
 
 def subfolders(address: Address) -> list[str]:
     """Return the names of the subfolders of a folder."""
+    client = client_of(address, START_SECONDS)
     import obstore
 
-    client = client_of(address, START_SECONDS)
     result = send(str(address), lambda: obstore.list_with_delimiter(client, address.key or None))
     return [prefix.rpartition("/")[2] for prefix in result["common_prefixes"]]
 
 
 def head(address: Address, seconds: float | None = None) -> Object | None:
     """Return the object of an address; None if there is none. For `seconds` see `client_of`."""
+    client = client_of(address, seconds)
     import obstore
 
-    client = client_of(address, seconds)
     try:
         return _object(send(str(address), lambda: obstore.head(client, address.key)))
     except FileNotFoundError:
@@ -156,9 +157,9 @@ def read(address: Address, e_tag: str | None) -> bytes:
         FileNotFoundError: There is no such object.
         StorageError: The storage cannot be reached, or the object has another ETag.
     """
+    client = client_of(address)
     import obstore
 
-    client = client_of(address)
     options = _options(e_tag)
     return send(
         str(address), lambda: bytes(obstore.get(client, address.key, options=options).bytes())
@@ -172,9 +173,9 @@ def download(address: Address, e_tag: str | None, target: Path) -> None:
         FileNotFoundError: There is no such object.
         StorageError: The storage cannot be reached, or the object has another ETag.
     """
+    client = client_of(address)
     import obstore
 
-    client = client_of(address)
     options = _options(e_tag)
 
     def write() -> str | None:

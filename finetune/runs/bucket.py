@@ -43,10 +43,10 @@ def write(path: str, content: bytes | BinaryIO, changed: int) -> str | None:
         content: The content. A file is read from its position, in parts, which need less memory.
         changed: The time of its last change in ns, which `download` gives to the file.
     """
-    import obstore
-
     address = parse_address(path)
     client = client_of(address)
+    import obstore
+
     start = 0 if isinstance(content, bytes) else content.tell()
 
     def put() -> str | None:
@@ -66,11 +66,10 @@ def create(path: str, content: bytes) -> str | None:
 
     Of several processes that do so at the same time, one succeeds.
     """
-    import obstore
-    from obstore import exceptions
-
     address = parse_address(path)
     client = client_of(address)
+    import obstore
+    from obstore import exceptions
 
     def put() -> str | None:
         try:
@@ -86,20 +85,20 @@ def create(path: str, content: bytes) -> str | None:
 
 def copy(source: str, target: str) -> None:
     """Copy an object within a bucket. The content is not sent again."""
-    import obstore
-
     address = parse_address(source)
     client = client_of(address)
+    import obstore
+
     key = parse_address(target).key
     send(str(address), lambda: obstore.copy(client, address.key, key))
 
 
 def delete(path: str) -> None:
     """Delete an object, if there is one."""
-    import obstore
-
     address = parse_address(path)
     client = client_of(address)
+    import obstore
+
     with suppress(FileNotFoundError):
         send(str(address), lambda: obstore.delete(client, address.key))
 
