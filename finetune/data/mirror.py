@@ -252,22 +252,22 @@ def _remove(folder: Path, process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-_mirrors: dict[str, Mirror] = {}  # by their roots, the newest last
+MIRRORS: dict[str, Mirror] = {}  # by their roots, the newest last
 _own_folders: dict[str, Path] = {}  # of mirrors whose copies are not kept, by their roots
 
 
 def list_again(address: str) -> Mirror:
     """Return the mirror of an address with a new list of its files; `mirror_of` then finds it."""
     mirror = Mirror(address)
-    _mirrors.pop(mirror.root, None)
-    _mirrors[mirror.root] = mirror
+    MIRRORS.pop(mirror.root, None)
+    MIRRORS[mirror.root] = mirror
     return mirror
 
 
 def mirror_of(path: str) -> Mirror | None:
     """Return the newest mirror that a file belongs to; None if no folder with it was listed."""
-    root = _root_of(path, _mirrors)
-    return None if root is None else _mirrors[root]
+    root = _root_of(path, MIRRORS)
+    return None if root is None else MIRRORS[root]
 
 
 def _root_of(path: str, roots: Iterable[str]) -> str | None:

@@ -16,6 +16,8 @@ from xml.sax.saxutils import escape, unescape
 import pytest
 from loopback import Answer, LoopbackServer, reply
 
+from finetune.data.mirror import MIRRORS
+
 BUCKET = "photos"
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key",
@@ -223,5 +225,6 @@ def object_server() -> Iterator[ObjectServer]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment.items():
             patch.setenv(name, value)
+        MIRRORS.clear()  # of another server
         yield server
     server.stop()
