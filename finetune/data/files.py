@@ -209,7 +209,7 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
 def read_pieces(
     path: str, num_bytes: int, starts: Callable[[int], Sequence[int]]
 ) -> tuple[int, list[bytes]]:
-    """Return the size of a file and pieces of it. Nothing else is read.
+    """Return the size of a file and pieces of it. Nothing else is read, and nothing is copied from a bucket.
 
     Args:
         path: The file.
@@ -218,7 +218,11 @@ def read_pieces(
 
     Raises:
         OSError: The file cannot be read.
+        StorageError: Object storage cannot be reached.
     """
+    mirror = mirror_of(path) if is_in_bucket(path) else None
+    if mirror is not None and mirror.holds(path) and not mirror.has(path):
+        return mirror.read_pieces(path, num_bytes, starts)
     try:
         descriptor = _open_at_once(fetched(path), os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -22,7 +22,7 @@ import tempfile
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from finetune.data.addresses import StorageError, is_in_bucket, parse_address
-from finetune.data.bucket_client import Object, endpoint_of, read
+from finetune.data.bucket_client import Object, endpoint_of, read, read_ranges
 from finetune.data.bucket_tree import list_tree
 from finetune.data.limits import MAX_BYTES
 from finetune.system.cache_dir import COPIES, available_bytes, cache_dir
@@ -140,6 +140,16 @@ class Mirror:
         self._pins[path] -= 1
         if self._pins[path] <= 0:
             del self._pins[path]
+
+    def read_pieces(
+        self, path: str, num_bytes: int, starts: Callable[[int], Sequence[int]]
+    ) -> tuple[int, list[bytes]]:
+        """Return the size of a file and pieces of it, which are requested; see `files.read_pieces`."""
+        size = self.tree.objects[path].size
+        places = starts(size)
+        ranges = [(place, min(num_bytes, size - place)) for place in places if place < size]
+        pieces = read_ranges(parse_address(path), ranges) if ranges else []
+        return size, pieces + [b""] * (len(places) - len(ranges))
 
     def _use(self, path: str, size: int) -> None:
         """Count a file as the last used. If the copies exceed the limit, delete those that were used longest ago."""
@@ -484,3 +494,25 @@ def map_files(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+
+def map_pieces(
+    function: Callable[[str], _Result], paths: Iterable[str]
+) -> Generator[_Result, None, None]:
+    """Yield the result of a function that reads pieces of each file, in order. It is called in threads for a bucket.
+
+    Args:
+        function: Called with the path of a file; see `files.read_pieces`.
+        paths: The files.
+
+    Raises:
+        StorageError: The storage cannot be reached.
+    """
+    waiting: deque[Callable[[], _Result]] = deque()
+    for path in paths:
+        read_one = partial(function, path)
+        waiting.append(_submit(read_one).result if is_in_bucket(path) else read_one)
+        if len(waiting) > _NUM_AHEAD:
+            yield waiting.popleft()()
+    while waiting:
+        yield waiting.popleft()()

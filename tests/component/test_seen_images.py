@@ -13,6 +13,7 @@ import torch
 from data_files import read
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from promise import promise
 
 from finetune import ImageFolderData
@@ -152,6 +153,18 @@ def test_validation_may_be_measured_again_but_not_training(tmp_path):
 
 def forget_the_record(monkeypatch):
     monkeypatch.setattr("finetune.data.seen.read_record", lambda checkpoint: None)
+
+
+@pytest.mark.parametrize("suffix", [".bmp", ".tif", ".png"])
+def test_images_that_differ_in_one_pixel_are_two(tmp_path, suffix):
+    pixels = np.zeros((200, 200, 3), np.uint8)
+    for name, column in (("train/cat/0", 20), ("train/dog/0", 60), ("test/cat/0", 120)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        one = pixels.copy()
+        one[50, column] = 255
+        Image.fromarray(one).save(tmp_path / f"{name}{suffix}")
+    fitted = data(tmp_path, val_fraction=0.0)
+    assert held(checkpoint_of(fitted), data(tmp_path)) == [f"test/cat/0{suffix}"]
 
 
 @promise("unseen", controls=[forget_the_record])
