@@ -6,6 +6,7 @@ the run was not trained on are evaluated. The images that pretrained weights wer
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,12 +77,15 @@ def _keep_unseen(data: Any, split: str, record: SeenRecord, is_logged: bool) -> 
     is_validated = np.isin(digests, record.val)
     if split == "test":
         is_seen |= is_validated
-    is_whole = not samples.is_drawn and not data.scanned.has_splits
-    if samples.groups is not None and (is_whole or samples.is_drawn):
+    # without splits of its own a group may have images on both sides of a drawn split
+    if samples.groups is not None and (samples.is_drawn or not data.scanned.has_splits):
         is_seen |= np.isin(samples.groups, samples.groups[is_seen])
     kept = ~is_seen
+    why = "which the checkpoint was trained on"
+    is_whole = not samples.is_drawn and not data.scanned.has_splits
     if split == "val" and is_whole and (kept & is_validated).any():
         kept &= is_validated
+        why = "which are not those that the checkpoint was validated on"
     if kept.all():
         return False
     first = shown(samples.paths[int(np.argmin(kept))])
@@ -91,6 +95,7 @@ def _keep_unseen(data: Any, split: str, record: SeenRecord, is_logged: bool) -> 
             f"this checkpoint has seen {count} in training, such as {first}. Pass images that it was not trained on"
         )
     if is_logged:
-        log.info("skipped %s, which the checkpoint was trained on, such as %s", count, first)
-    data.splits[split] = samples.take(np.flatnonzero(kept))
+        log.info("skipped %s, %s, such as %s", count, why, first)
+    splits = data.splits | {split: samples.take(np.flatnonzero(kept))}
+    data.scanned = replace(data.scanned, splits=splits)
     return True
