@@ -94,11 +94,10 @@ def _conclude(parts: Parts, is_resumed_finished: bool) -> None:
     """Choose the weights of best.ckpt, test them and report."""
     _check_stop(parts)
     best = keep_best_weights(parts.trainer, parts.model, parts.data, parts.run)
-    if parts.has_test:
-        test(parts, best)
+    is_tested = parts.has_test and test(parts, best)
     calibration = parts.model.task.uncalibrated() if best is None else read_calibration(best)
     if parts.trainer.is_global_zero:
-        report(parts, calibration)
+        report(parts, calibration, is_tested)
     if parts.options.threshold is not None and not is_resumed_finished:
         _check_threshold(parts, calibration)
 
@@ -290,15 +289,18 @@ def _check_stop(parts: Parts) -> None:
         log.info(message, trainer.current_epoch, monitor, most)
 
 
-def test(parts: Parts, content: Mapping[str, Any] | None) -> None:
-    """Test the best checkpoint.
+def test(parts: Parts, content: Mapping[str, Any] | None) -> bool:
+    """Test the best checkpoint, unless it was trained or validated on all test images, which is logged.
 
     Args:
         parts: The parts of the fit.
         content: The content of best.ckpt; None if there is none.
 
+    Returns:
+        Whether it was tested.
+
     Raises:
-        ValueError: There is no best.ckpt.
+        ValueError: There is no best.ckpt, or a fold of a cross-validation has seen all its test images.
     """
     run = parts.run
     if content is None:
@@ -306,17 +308,25 @@ def test(parts: Parts, content: Mapping[str, Any] | None) -> None:
             f"nothing was trained in {run.path}: a limit ended it before its first step"
         )
     best = run.checkpoint("best")
-    exclude_seen(parts.data, "test", content, parts.trainer.is_global_zero)
+    try:
+        exclude_seen(parts.data, "test", content, parts.trainer.is_global_zero)
+    except ValueError as error:
+        if parts.data.splitting.fold is not None:  # whose result is needed for that of all folds
+            raise
+        if parts.trainer.is_global_zero:
+            log.warning("not tested: %s", error)
+        return False
     parts.trainer.test(parts.model, datamodule=parts.data, ckpt_path=best, verbose=False)
+    return True
 
 
-def report(parts: Parts, calibration: AnyCalibration) -> None:
+def report(parts: Parts, calibration: AnyCalibration, is_tested: bool) -> None:
     """Print the summary of the run, and write its report."""
     run = parts.run
     has_best = run.checkpoint("best").exists()
     folder = run.checkpoint("best").parents[1]
     record = read_run(folder)
-    if not parts.has_test:  # an earlier process may have tested another best.ckpt
+    if not is_tested:  # an earlier process may have tested another best.ckpt
         record = replace(record, result={})
     if not record.result:  # else `Results` has printed it after the test
         _print_lines(validation_outcome(record), *calibration.describe(parts.model.class_names))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from colours import QUICKEST
+from colours import QUICKEST, draw_colours
 from labels_folder import drawn, write_labels_run
 from promise import promise
 from run_folders import write_run
@@ -219,13 +219,11 @@ def test_the_result_of_many_classes_does_not_grow_with_their_square(tmp_path):
     assert json.loads(path.read_text()) == few == read_result(path)
 
 
-def test_numbers_of_a_class_without_images_are_null_and_empty(colours, cli, tmp_path):
-    for split in ("train", "val", "test"):
-        source = colours / ("train" if split == "train" else "test")
-        shutil.copytree(source, tmp_path / "data" / split)
+def test_numbers_of_a_class_without_images_are_null_and_empty(cli, tmp_path):
+    images = draw_colours(tmp_path / "data", train=20, val=10, test=10)
     for split in ("val", "test"):
-        shutil.rmtree(tmp_path / "data" / split / "green")
-    cli("fit", tmp_path / "data", *QUICKEST)
+        shutil.rmtree(images / split / "green")
+    cli("fit", images, *QUICKEST)
     folder = tmp_path / "runs/fit/version_0"
     text = (folder / "test.json").read_text()
     result = json.loads(text, parse_constant=lambda name: pytest.fail(name))

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from colours import QUICKEST
 from promise import promise
 
 WORDS = ("--data.num_workers", "0", "--trainer.accelerator", "cpu")
@@ -26,6 +27,18 @@ def test_test_excludes_copies_of_training_images_and_refuses_the_training_folder
     assert sum(map(sum, result(0)["confusion_matrix"])) == 30
     with pytest.raises(ValueError, match="has seen 60 of the 60 test images"):
         cli("test", run(), colours / "train", *WORDS)
+
+
+def test_a_fit_that_has_seen_all_images_of_the_test_folder_says_so_and_is_complete(
+    cli, colours, tmp_path, caplog
+):
+    images = Path(shutil.copytree(colours, tmp_path / "images"))
+    shutil.copytree(images / "test", images / "val")
+    cli("fit", images, *QUICKEST, "--report", "true")
+    assert "has seen 30 of the 30 test images" in caplog.text
+    run = Path("runs/fit/version_0")
+    assert (run / "report.html").exists() and not (run / "test.json").exists()
+    assert (run / "checkpoints/best.ckpt").exists()
 
 
 def test_test_on_a_folder_without_a_class_has_no_result_of_it(run, cli, colours, tmp_path, caplog):
