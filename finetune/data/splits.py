@@ -126,25 +126,12 @@ def with_each_label(
     return [np.flatnonzero(part_of == number) for number in range(len(parts))]
 
 
-def folds(units: Units, num_folds: int) -> np.ndarray:
-    """Return the fold of a cross-validation that tests each image, (N,), from 1 to `num_folds`.
-
-    Each fold is an arc of the circle of `stratified`, so an image that is added moves no other one. The folds of a
-    small class are filled as the parts of `stratified`. The number of its stratum decides which folds it leaves out,
-    so strata that are hashes leave out different ones.
-    """
-    return _folds(units, num_folds)[units.of_image]
-
-
-def _folds(units: Units, num_folds: int) -> np.ndarray:
-    parts = _arcs(units.places, units.strata, [1 / num_folds] * (num_folds - 1), is_turned=True)
-    return np.where(parts == 0, num_folds, parts)
-
-
 def fold_parts(units: Units, fold: int, num_folds: int, val_fraction: float) -> list[np.ndarray]:
     """Return the training, validation and test images of one fold of a cross-validation.
 
-    The test images are those of `folds`. The arc behind theirs is for validation.
+    Each fold is tested on an arc of the circle of `stratified`, so an image that is added moves no other one. The arcs
+    of a small class are filled as the parts of `stratified`. The number of its stratum decides which folds it leaves
+    out, so strata that are hashes leave out different ones. The arc behind the tested one is for validation.
 
     Args:
         units: The groups of images.
@@ -155,7 +142,8 @@ def fold_parts(units: Units, fold: int, num_folds: int, val_fraction: float) -> 
     Returns:
         Three sorted arrays of indices. Together they hold every index once.
     """
-    rest = np.flatnonzero(_folds(units, num_folds) != fold)
+    tested = _arcs(units.places, units.strata, [1 / num_folds] * (num_folds - 1), is_turned=True)
+    rest = np.flatnonzero(tested != fold % num_folds)  # the last fold is the rest of the arcs, 0
     places = (units.places[rest] - fold / num_folds) % 1
     parts = np.full(len(units.places), 2)
     parts[rest] = _arcs(places, units.strata[rest], [val_fraction])

@@ -119,7 +119,9 @@ def fitted(place: Place, images: list[str]) -> str:
 @control("archives")
 @control("object-storage")
 @control("hub-datasets")
-def test_a_fit_from_a_place_has_the_weights_of_its_folder(place, fitted, of_folder, changed):
+def test_fit_on_a_table_archive_or_bucket_has_the_weights_of_its_folder(
+    place, fitted, of_folder, changed
+):
     assert are_equal(values(fitted), of_folder(1))
     other = place.put(changed, f"{place.kind}-changed".replace(" ", "-"))
     learned = fit(*other, name=f"{place.kind} changed")

@@ -49,6 +49,7 @@ def only(root: Path) -> Path:
 
 AT = 8  # the step before which a signal comes, and 6 that of the last checkpoint in that epoch
 KILLED: dict[str, tuple[str, dict[str, Any], list[int]]] = {
+    "ctrl-c": ("single", {"signum": signal.SIGINT}, [130]),
     "sigkill": ("single", {}, [-9]),
     "sigkill of three": ("single", {"num_processes": 3}, [-9] * 3),
     "sigkill, several labels": ("several", {}, [-9]),
@@ -93,8 +94,8 @@ def uninterrupted(images, tmp_path_factory) -> Callable[..., dict[str, Any]]:
 @control("resume")
 @promise("kills")
 @control("kills")
-@pytest.mark.parametrize("name", sweep(KILLED, quick=["sigkill"]))
-def test_killed_and_resumed_a_run_ends_bit_for_bit_as_an_uninterrupted_one(
+@pytest.mark.parametrize("name", sweep(KILLED, quick=["ctrl-c", "sigkill"]))
+def test_resume_after_ctrl_c_or_a_kill_ends_bit_for_bit_as_an_uninterrupted_fit(
     images, uninterrupted, tmp_path, name
 ):
     kind, how, codes = KILLED[name]

@@ -1,4 +1,4 @@
-"""Pages in a single file. In a browser: test_check.py; with names of any kind: test_check_page.py."""
+"""Pages in a single file. In a browser, and with names of any kind: test_check.py."""
 
 import re
 

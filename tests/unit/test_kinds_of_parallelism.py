@@ -1,6 +1,6 @@
 """Each kind of parallelism equals plain torch on one device; a wrong variant of it is caught.
 
-Pipelines and sharded layers in processes of their own, as `finetune parity` runs them: test_parity.py.
+Pipelines and sharded layers in processes of their own, as `finetune parity` runs them: test_by_hand_and_parity.py.
 """
 
 import copy
