@@ -18,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
-from finetune.data.addresses import is_address, parse_address, real_place
+from finetune.data.addresses import StorageError, is_address, parse_address, real_place
 from finetune.data.bucket_client import START_SECONDS, download, head
 from finetune.data.files import file_stats
 from finetune.data.splits import SPLIT_NAMES
@@ -72,7 +72,7 @@ def unpacked(place: str) -> str:
         OSError: The disk is full, or the archive cannot be read.
         StorageError: Object storage cannot be reached.
     """
-    version = _version(place)
+    version, e_tag = _version(place)
     key = f"{real_place(place)}\0{version}".encode(errors="surrogateescape")
     name = PurePosixPath(place).name[:_LONGEST_NAME]
     folder = cache_dir() / "archives" / f"{name}-{blake2b(key, digest_size=8).hexdigest()}"
@@ -80,7 +80,7 @@ def unpacked(place: str) -> str:
         with one_at_a_time(folder):
             if not folder.exists():
                 log.info("unpacking %s once, into %s", place, folder)
-                _unpack(place, version, folder)
+                _unpack(place, e_tag, folder)
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     is_wrapped = len(entries) == 1 and entries[0].is_dir()
     if is_wrapped and entries[0].name.lower() not in SPLIT_NAMES:
@@ -88,21 +88,21 @@ def unpacked(place: str) -> str:
     return str(folder)
 
 
-def _version(place: str) -> str:
-    """Return a text that changes with the content of an archive: the ETag, or the size and the times of a file."""
+def _version(place: str) -> tuple[str, str | None]:
+    """Return a text that changes with the content of an archive, and its ETag, if it is at an address."""
     if is_address(place):
         item = head(parse_address(place), START_SECONDS)
-        if item is None or item.e_tag is None:
+        if item is None:
             raise FileNotFoundError(f"the archive {place!r} does not exist")
-        return item.e_tag
+        return str(item.version()), item.e_tag
     if not os.path.exists(place):
         raise FileNotFoundError(f"the archive {place!r} does not exist")
     stats = file_stats([place], skip=False)
-    return f"{stats.sizes[0]} {stats.times[0, 0]} {stats.times[0, 1]}"
+    return f"{stats.sizes[0]} {stats.times[0, 0]} {stats.times[0, 1]}", None
 
 
-def _unpack(place: str, version: str, folder: Path) -> None:
-    """Unpack an archive to a new folder, which appears when it is complete."""
+def _unpack(place: str, e_tag: str | None, folder: Path) -> None:
+    """Unpack an archive to a new folder, which appears when it is complete. For `e_tag` see `download`."""
     temporary = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
     content = temporary / "content"
@@ -111,11 +111,13 @@ def _unpack(place: str, version: str, folder: Path) -> None:
         path = Path(place)
         if is_address(place):
             path = temporary / "archive"
-            download(parse_address(place), version, path)
+            download(parse_address(place), e_tag, path)
         limit = max(FREE_BYTES, _LARGEST_RATIO * path.stat().st_size)
         is_zip = place.lower().endswith(".zip")
         _extract(_zip_members(path) if is_zip else _tar_members(path, limit), limit, content)
         content.rename(folder)
+    except StorageError:  # not a fault of the archive
+        raise
     except _DAMAGED as error:
         raise ValueError(f"cannot unpack {place}: {shown(reason(error))}") from error
     finally:

@@ -19,7 +19,7 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import DataLoader
 
-from finetune.data.mirror import Ahead, own_folders, use_folders
+from finetune.data.mirror import Ahead, mirror_folders, use_folders
 from finetune.distributed.signals import handle_signals_while_waiting, is_rank_zero
 from finetune.system.machine import num_cores
 
@@ -134,7 +134,7 @@ def loader_options(
     )
     check_shared_memory(num, batch_bytes, 1 if devices is None else devices.num, num_ahead)
     # Python 3.14's default, a fork server, would run a script without a main guard once more
-    folders = own_folders()
+    folders = mirror_folders()
     is_forked = num > 0 and sys.platform == "linux"
     return {
         "num_workers": num,
@@ -260,7 +260,7 @@ def end_workers() -> None:
 
 
 def start_worker(worker_id: int, folders: dict[str, Path] | None = None) -> None:
-    """Set up a worker: threads and signals, and the folders of `own_folders`."""
+    """Set up a worker: threads and signals, and the folders of `mirror_folders`."""
     use_folders(folders or {})
     torch.set_num_threads(1)
     sys.excepthook = _print_unless_disconnected

@@ -62,6 +62,7 @@ class Mirror:
     Attributes:
         root: The address in its shortest form.
         tree: The list of its files.
+        folder: The folder of the copies.
 
     Raises:
         WrongUsage: The address is invalid, or the package for object storage is not installed.
@@ -72,7 +73,7 @@ class Mirror:
         parsed = parse_address(address)
         self.root = str(parsed)
         self.tree = list_tree(parsed)
-        self._folder = _shared_folder(self.root)
+        self.folder = _shared_folder(self.root)
         self._requests: dict[str, Future[None]] = {}
         # The copies in a folder of this process alone and their sizes, those used longest ago first.
         self._copies: dict[str, int] = {}
@@ -82,18 +83,17 @@ class Mirror:
         self._process = os.getpid()
         self._is_logged = False
         objects = self.tree.objects
-        limit = available_bytes(self._folder) if limit_bytes is None else limit_bytes
+        limit = available_bytes(self.folder) if limit_bytes is None else limit_bytes
         num_bytes = sum(item.size for item in objects.values())
         if num_bytes > limit:
             num_bytes = sum(item.size for path, item in objects.items() if not self.has(path))
         self.is_kept = num_bytes <= limit
-        _own_folders.pop(self.root, None)
         if not self.is_kept:
-            self._folder = _own_folders[self.root] = _own_folder(self)
+            self.folder = _own_folder(self)
 
     def local(self, path: str) -> Path:
         """Return where the copy of a file is, or will be."""
-        return _place(self._folder, path)
+        return _place(self.folder, path)
 
     def has(self, path: str) -> bool:
         """Return whether the copy of a file is there, with the content of the list."""
@@ -171,7 +171,7 @@ class Mirror:
 
     def _most_bytes(self) -> float:
         """Return the limit of the copies of a process whose copies are not kept."""
-        return shutil.disk_usage(self._folder).free if self._limit is None else self._limit
+        return shutil.disk_usage(self.folder).free if self._limit is None else self._limit
 
     def bytes_ahead(self) -> float:
         """Return how many bytes may be requested before they are needed."""
@@ -185,7 +185,7 @@ class Mirror:
             return
         self._is_logged = True
         size = bytes_text(sum(item.size for item in self.tree.objects.values()))
-        text = f"images are copied once, to {self._folder}"
+        text = f"images are copied once, to {self.folder}"
         if not self.is_kept:
             text = "more than half of the free disk: copies are deleted and requested again"
         log.info("%s, up to %s: %s", self.root, size, text)
@@ -211,7 +211,7 @@ class Mirror:
             with suppress(OSError):
                 temporary.unlink()
             raise StorageError(
-                f"cannot copy {path} to {self._folder}: {reason(error, target.parent)}. Set FINETUNE_CACHE to a folder "
+                f"cannot copy {path} to {self.folder}: {reason(error, target.parent)}. Set FINETUNE_CACHE to a folder "
                 "of a disk with more space"
             ) from error
 
@@ -241,6 +241,8 @@ def _own_folder(mirror: Mirror) -> Path:
     host = socket.gethostname()
     parent = cache_dir() / COPIES
     for folder in parent.glob(f"process-{host}-*"):
+        if folder.name.rsplit("-", 2)[0] != f"process-{host}":  # of `node-1`, on `node`
+            continue
         with suppress(ValueError, PermissionError):  # PermissionError: of another user
             try:
                 os.kill(int(folder.name.split("-")[-2]), 0)
@@ -263,7 +265,7 @@ def _remove(folder: Path, process: int) -> None:
 
 
 MIRRORS: dict[str, Mirror] = {}  # by their roots, the newest last
-_own_folders: dict[str, Path] = {}  # of mirrors whose copies are not kept, by their roots
+_folders: dict[str, Path] = {}  # of the mirrors of the process that has started this worker
 
 
 def list_again(address: str) -> Mirror:
@@ -289,29 +291,22 @@ def _root_of(path: str, roots: Iterable[str]) -> str | None:
     return found
 
 
-def own_folders() -> dict[str, Path]:
-    """Return the folders of copies that this process has alone, for workers that are not forked."""
-    return _own_folders
+def mirror_folders() -> dict[str, Path]:
+    """Return the folders of copies by the roots of their mirrors, for workers that are not forked."""
+    return {root: mirror.folder for root, mirror in MIRRORS.items()}
 
 
 def use_folders(folders: dict[str, Path]) -> None:
     """Read copies from the folders of the process that has started this worker."""
-    _own_folders.update(folders)
-
-
-def local_path(path: str) -> str:
-    """Return the path of a file on the local disk: of a file in a bucket, where its copy is or would be."""
-    if not is_in_bucket(path):
-        return path
-    root = _root_of(path, _own_folders)
-    return str(_place(_shared_folder(path) if root is None else _own_folders[root], path))
+    _folders.update(folders)
 
 
 def fetched(path: str) -> str:
     """Return the path of a file on the local disk, of a file in a bucket after it was copied.
 
     Raises:
-        FileNotFoundError: It does not exist, or no folder with it was listed: an untrusted file may name any address.
+        FileNotFoundError: It does not exist. Or no folder with it was listed, and no earlier run has copied it: an
+            untrusted file may name any address.
         StorageError: The storage cannot be reached, or the file was replaced.
     """
     if not is_in_bucket(path):
@@ -321,10 +316,18 @@ def fetched(path: str) -> str:
         planned = _Planned(path, [(mirror, path)])
         planned.wait(lambda: None)
         planned.release()
-    local = local_path(path)
-    if not os.path.exists(local):
+    local = _copy_of(path, mirror)
+    if not local.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    return local
+    return str(local)
+
+
+def _copy_of(path: str, mirror: Mirror | None) -> Path:
+    """Return where the copy of a file is, or would be. A worker that is not forked has no mirror."""
+    if mirror is not None:
+        return mirror.local(path)
+    root = _root_of(path, _folders)
+    return _place(_shared_folder(path) if root is None else _folders[root], path)
 
 
 class _Threads:

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import socket
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,12 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from colours import QUICKEST
-from object_server import ObjectServer, object_server
+from object_server import ObjectServer, no_fault, object_server
 from obstore.exceptions import GenericError
 
 from finetune import Classifier, ImageFolderData
 from finetune.data import bucket_client
 from finetune.data.addresses import StorageError, parse_address
+from finetune.data.archives import unpacked
+from finetune.data.checking.check_page import write_lists
+from finetune.data.checking.findings import Finding, Row
 from finetune.data.checking.first_look import first_look
 from finetune.data.contents import UNKNOWN, file_digests
 from finetune.data.datasets.folders import class_folders
@@ -30,10 +35,11 @@ from finetune.data.files import (
     read_pieces,
     refresh,
 )
-from finetune.data.mirror import Mirror, local_path, map_files
+from finetune.data.mirror import MIRRORS, Mirror, map_files, mirror_of
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.seen_record import build_record
 from finetune.data.walk import Skipped, find_images
+from finetune.system.cache_dir import COPIES
 from finetune.system.messages import shown
 
 
@@ -228,14 +234,14 @@ def test_a_fit_from_s3_begins_before_its_images_are_copied(server, colours):
     data.setup("fit")
     paths = [path for split in data.splits.values() for path in split.paths]
     first_look(data.scanned)
-    assert not any(os.path.exists(local_path(path)) for path in paths)
+    assert not any(mirror_of(path).has(path) for path in paths)
     here = ImageFolderData(str(colours), num_workers=0)
     here.setup("fit")
     assert np.array_equal(data.seen.train, here.seen.train)
     assert np.array_equal(data.seen.val, here.seen.val)
     for path in paths:  # the control
         open_file(path).close()
-    assert all(os.path.exists(local_path(path)) for path in paths)
+    assert all(mirror_of(path).has(path) for path in paths)
 
 
 def test_a_folder_in_s3_is_listed_once_and_each_image_copied_once(server):
@@ -257,6 +263,49 @@ def test_a_folder_in_s3_is_listed_once_and_each_image_copied_once(server):
                 [*map_files(content_of, part.paths)], [*map(content_of, part.paths)]
             )
     assert server.requests == {"LIST": 2}
+
+
+def test_all_images_of_class_folders_in_s3_are_evaluated_without_a_second_list(server):
+    data = ImageFolderData(f"{server.address}/set/train", num_workers=0)
+    data.read()
+    assert data.splits.keys() == {"train", "val", "test"}
+    data.use_all_images("test")
+    assert len(data.splits["test"]) == len(scan(f"{server.address}/set").splits["train"])
+    assert server.requests == {"LIST": 2}  # of the data module, and of this test
+
+
+def test_a_list_of_a_finding_has_the_addresses_of_images_in_s3(server, tmp_path):
+    data = scan(f"{server.address}/set")
+    row = Row([0], "")
+    assert write_lists(tmp_path, data, [Finding("blank", "note", "is blank", "", [row])]) == 0
+    assert (tmp_path / "blank.txt").read_text() == f"{data.paths[0]}\n"
+
+
+def archive_in_s3(server: ObjectServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Put an archive of a file `a.txt` in the bucket; the cache is empty."""
+    monkeypatch.setenv("FINETUNE_CACHE", str(folder / "cache"))
+    (folder / "files").mkdir()
+    (folder / "files/a.txt").write_text("1")
+    archive = shutil.make_archive(str(folder / "photos"), "tar", folder / "files")
+    server.put("photos.tar", Path(archive).read_bytes())
+    return f"{server.address}/photos.tar"
+
+
+def test_an_archive_in_s3_that_cannot_be_copied_is_a_fault_of_the_storage(
+    server, tmp_path, monkeypatch
+):
+    place = archive_in_s3(server, tmp_path, monkeypatch)
+    server.fault = lambda method, _: "deny" if method == "GET" else ""
+    with pytest.raises(StorageError, match="access denied"):
+        unpacked(place)
+    server.fault = no_fault
+    assert Path(unpacked(place), "a.txt").read_text() == "1"
+
+
+def test_an_archive_on_a_server_without_etags_is_unpacked(server, tmp_path, monkeypatch):
+    place = archive_in_s3(server, tmp_path, monkeypatch)
+    server.has_e_tags = False
+    assert Path(unpacked(place), "a.txt").read_text() == "1"
 
 
 def test_an_object_that_is_replaced_after_the_list_is_named(server):
@@ -286,13 +335,35 @@ def test_a_mirror_larger_than_its_limit_deletes_no_file_of_the_last_batches(serv
     most = 0
     for number, _ in enumerate(ahead):
         for name in chain(*batches[max(0, number + 1 - in_use) : number + 1]):
-            assert Path(local_path(f"{server.address}/{name}")).read_bytes() == name.encode()
+            assert mirror.local(f"{server.address}/{name}").read_bytes() == name.encode()
         most = max(most, sum(map(mirror.has, mirror.tree.objects)))
     assert most <= 5 * (in_use + 3)
     folder = mirror.local(f"{server.address}/many/0.png").parents[1]
     assert folder.is_dir()
     del mirror, ahead
     assert not folder.exists()
+
+
+def test_a_part_of_a_folder_larger_than_the_disk_is_listed_and_read(server):
+    folder = f"{server.address}/set"
+    MIRRORS[folder] = Mirror(folder, limit_bytes=1)
+    refresh(f"{folder}/train/red")
+    for name in ("train/red/00.png", "train/blue/00.png"):
+        assert content_of(f"{folder}/{name}") == server.objects[f"set/{name}"]
+
+
+def test_a_mirror_deletes_the_copies_of_ended_processes_of_its_machine_alone(
+    server, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr(socket, "gethostname", lambda: "node")
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    folders = [tmp_path / COPIES / f"process-{host}-{ended.pid}-a" for host in ("node", "node-1")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    Mirror(f"{server.address}/set", limit_bytes=1)
+    assert [folder.exists() for folder in folders] == [False, True]
 
 
 def test_a_mark_of_a_folder_in_s3_is_no_image_and_hides_none(server):

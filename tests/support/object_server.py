@@ -63,6 +63,7 @@ class ObjectServer(LoopbackServer):
         fault: The fault of each request.
         delay: Seconds before each answer.
         bytes_per_second: Rate at which content arrives, of all requests together; None for no limit.
+        has_e_tags: Whether answers for single objects have an ETag.
     """
 
     def __init__(self) -> None:
@@ -72,6 +73,7 @@ class ObjectServer(LoopbackServer):
         self.fault: Fault = no_fault
         self.delay = 0.0
         self.bytes_per_second: float | None = None
+        self.has_e_tags = True
         self._metadata: dict[str, dict[str, str]] = {}  # headers by key
         # of uploads that have not ended: their parts by number
         self._parts: dict[str, dict[int, bytes]] = {}
@@ -145,7 +147,9 @@ class ObjectServer(LoopbackServer):
         e_tag = _e_tag(content)
         if request.headers.get("If-Match", e_tag) != e_tag:
             return 412, {}, b""
-        headers = {"ETag": e_tag, "Last-Modified": _TIME, **self._metadata.get(key, {})}
+        headers = {"Last-Modified": _TIME, **self._metadata.get(key, {})}
+        if self.has_e_tags:
+            headers["ETag"] = e_tag
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
         if not match:
             return 200, headers, content

@@ -210,6 +210,9 @@ def test_exclude_skips_class_folders_of_all_splits(tmp_path):
     assert len(scan(tmp_path, data.class_names, exclude=excluded).splits["val"]) == 2
     with pytest.raises(WrongUsage, match=r"'result'; did you mean 'results'"):
         scan(tmp_path, exclude=["result", "old"])
+    make(tmp_path, "train/notes.txt")
+    with pytest.raises(WrongUsage, match="'notes.txt'"):  # a file is no class
+        scan(tmp_path, exclude=[*excluded, "notes.txt"])
 
 
 # The files, the known classes, and what the message must name: what is wrong, where, and what to do.

@@ -100,7 +100,7 @@ def write_lists(folder: Path, data: DataSet, findings: Sequence[Finding]) -> int
     folder.mkdir(parents=True, exist_ok=True)
     num_left_out = 0
     for finding in findings:
-        sets = [[os.path.abspath(data.paths[i]) for i in row.images] for row in finding.rows]
+        sets = [[absolute_path(data.paths[i]) for i in row.images] for row in finding.rows]
         num = sum(map(len, sets))
         sets = [[path for path in paths if not {"\n", "\r"} & {*path}] for paths in sets]
         num_left_out += num - sum(map(len, sets))

@@ -178,7 +178,9 @@ def _check_folders_exist(
     folders: Iterable[str], exclude: Collection[str], merge: Mapping[str, str]
 ) -> None:
     """Check that the class folders that options name exist."""
-    existing = {class_name(entry.name) for folder in folders for entry in entries(folder)}
+    existing = {
+        class_name(entry.name) for folder in folders for entry in entries(folder) if entry.is_folder
+    }
     check_names_exist("--data.exclude", exclude, existing)
     check_names_exist("--data.merge", merge, existing)
 

@@ -1,6 +1,7 @@
 """Data modules of image folders and tables: any labelled images, and the hotdog set."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,15 +33,17 @@ class ImageFolderData(ImageDataModule):
     """Any labelled images: train/CLASS/*, optionally with val/ and test/, or only class folders; or a table."""
 
     reads_tables = True
+    _undrawn: Mapping[str, Samples] | None = None  # before splits were drawn; None in a fit
 
     def scan(self) -> DataSet:
         skips_faulty = self.on_bad_image == "skip"
-        found = self._found(self.expected_classes)
+        found = put_into_groups(self._found(self.expected_classes), self.splitting.group_by)
+        self._undrawn = found.splits
         if is_rank_zero():
             _log_notes(found)
         # a missing file is an error where it would be trained or validated on
         is_lenient = skips_faulty or "train" not in found.splits
-        data = draw_splits(put_into_groups(found, self.splitting.group_by), self.splitting)
+        data = draw_splits(found, self.splitting)
         splits = {
             split: self._prepared(split, part, skip=is_lenient or split == "test")
             for split, part in data.splits.items()
@@ -91,6 +94,7 @@ class ImageFolderData(ImageDataModule):
     def setup(self, stage: str) -> None:
         if stage == "fit":
             self.check_can_train()
+            self._undrawn = None  # as large as the list of the images
         super().setup(stage)
 
     def check_can_train(self) -> None:
@@ -122,12 +126,11 @@ class ImageFolderData(ImageDataModule):
         before = self.scanned
         if split in before.splits and not before.splits[split].is_drawn:
             return
-        found = put_into_groups(self._found(before.class_names), self.splitting.group_by).splits
-        if "all" in found:
-            found[split] = found["all"]
-        if split not in found:
+        undrawn = self._undrawn or {}
+        found = undrawn.get("all", undrawn.get(split))
+        if found is None:
             return
-        data = replace(before, splits={split: self._prepared(split, found[split], skip=True)})
+        data = replace(before, splits={split: self._prepared(split, found, skip=True)})
         self.scanned = self._corrected(data)
 
     def _prepared(self, split: str, samples: Samples, skip: bool) -> Samples:

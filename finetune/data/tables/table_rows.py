@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.data.addresses import is_address, is_in_bucket, shown_address
+from finetune.data.addresses import is_address, is_dataset, is_in_bucket, shown_address
 from finetune.data.faults import Fault
 from finetune.data.file_entries import FileStats
 from finetune.data.files import kind_of, normal_path
@@ -74,6 +74,8 @@ def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], lis
         elif has_scheme and not (prefix and text.startswith(prefix)):
             fault = f"{shown_address(text)!r} is an address outside of the folder of the images"
             hint = "pass the address of their folder: as --data.root, or to predict in place of the table"
+            if is_dataset(text):  # whose local copy is read
+                hint = "write paths that are relative to the dataset, and pass its address as --data.root"
             faults.append(table.fault(row, column, fault, hint))
             text = ""
             has_scheme = False
