@@ -15,10 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from colours import NAMES
 from PIL import Image
+from promise import promise
 
 from finetune import LoadedModel, Prediction, load
 from finetune.data.decode import decode
+from finetune.data.transforms import preparation
 from finetune.models.ensemble import combine_logits
 from finetune.models.stages import head
 
@@ -47,6 +50,20 @@ def half(good, tmp_path) -> Path:
 
 def rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def prepare_at_another_size(monkeypatch):
+    def of_training(settings):
+        return {**preparation(settings), "image_size": 24}
+
+    monkeypatch.setattr("finetune.inference.predictor.preparation", of_training)
+
+
+@promise("preparation", controls=[prepare_at_another_size])
+def test_python_answers_as_predict(finished, predicted):
+    answers = load(finished, "cpu").predict(list(predicted))
+    probabilities = [[answer.probabilities[name] for name in NAMES] for answer in answers]
+    np.testing.assert_allclose(probabilities, list(predicted.values()), rtol=0, atol=2e-6)
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""`finetune serve` as a process: how it begins, stops, asks for a token and logs. Its answers: test_serving.py."""
+"""`finetune serve` as a process: it answers as `finetune predict`; how it begins, stops, asks for a token and logs.
+
+Bad requests and many clients: test_server.py, test_busy_server.py.
+"""
 
 import http.client
 import json
@@ -14,9 +17,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from colours import NAMES
 from paths import ROOT
 from processes import Process, start
+from promise import control, promise
 
 from finetune.serving.access_log import file_fingerprint
 
@@ -66,6 +72,20 @@ def served(run: Path, *options: str, **environment: str) -> Iterator[Service]:
         yield Service(process)
     finally:
         process.kill()
+
+
+@promise("serve")
+@control("serve")
+def test_serve_answers_as_predict(finished, predicted):
+    with served(finished) as service:
+        for path in list(predicted)[::7]:
+            _, body, _ = service.ask("POST", "/predict", Path(path).read_bytes())
+            (one,) = json.loads(body)["predictions"]
+            answer = [one["probabilities"][name] for name in NAMES]
+            np.testing.assert_allclose(answer, predicted[path], rtol=0, atol=2e-6)
+        # the control: another image's prediction is another one
+        assert not np.allclose(answer, predicted[next(iter(predicted))], rtol=0, atol=2e-6)
+        assert service.stopped(signal.SIGTERM) == 0
 
 
 OTHER_SIGNALS = [

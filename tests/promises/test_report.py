@@ -1,7 +1,12 @@
-"""The page of a run: its numbers are the run's, its links work, and no file name breaks it."""
+"""The report of a run and `finetune report`: its numbers are the run's, its links work, and no file name breaks it.
 
+In a browser in full: nightly/test_reports_in_a_browser.py; the page of `finetune serve`: test_serve_in_a_browser.py.
+"""
+
+import csv
 import json
 import re
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,8 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import dom_after, needs_browser
+from colours import NAMES, QUICKEST
 from labels_folder import THRESHOLDS, drawn, write_labels_run
-from promise import promise
+from promise import control, promise
 from run_folders import write_run
 from sklearn import metrics
 from tiny_module import trainer
@@ -28,7 +35,110 @@ from finetune.runs.live_report import LiveReport
 from finetune.runs.outcome import label_rows
 from finetune.runs.record import read_run
 
+CPU = ("--trainer.accelerator", "cpu", "--workers", 0)
 LABELS = [0] * 6 + [1] * 3 + [2] * 3
+
+
+# The command, and the page that it writes
+
+
+@promise("report")
+@control("report")
+@needs_browser
+def test_the_report_opens_and_shows_the_accuracy(finished, tmp_path):
+    page = (finished / "report.html").read_text("utf-8")
+    accuracy = json.loads((finished / "test.json").read_text())["test/accuracy"]
+    script = """
+        const link = document.querySelector("a[href^='#cell-']"), cell = document.querySelector(link.hash);
+        const before = getComputedStyle(cell).display;
+        link.click();
+        setTimeout(() => document.body.dataset.found = before + " " + getComputedStyle(cell).display, 100);
+    """
+    dom = dom_after(page, script, tmp_path)
+    assert 'data-found="none block"' in dom and f"{100 * accuracy:.1f}" in dom
+    # the control: without the click the cell stays closed
+    assert 'data-found="none none"' in dom_after(
+        page, script.replace("link.click();", ""), tmp_path
+    )
+
+
+def test_a_fit_with_report_leaves_what_the_page_is_made_of(finished, predicted):
+    names = {path.name for path in finished.iterdir()}
+    assert {"report.html", "seconds.json", "augmented.webp"} <= names
+    about = json.loads((finished / "about.json").read_text())
+    counts = [sum(about["splits"][split]["counts"].values()) for split in ("train", "val", "test")]
+    assert counts == [56, 4, 30] and about["command"].startswith("finetune fit ")
+    with open(finished / "test_predictions.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"] for row in rows] == sorted(predicted)
+    found = [[float(row[f"p_{name}"]) for name in NAMES] for row in rows]
+    np.testing.assert_allclose(found, [predicted[row["path"]] for row in rows], atol=1e-5)
+    right = sum(row["label"] == row["class"] == row["path"].split("/")[-2] for row in rows)
+    assert json.loads((finished / "test.json").read_text())["test/accuracy"] == right / 30
+
+
+def test_report_of_a_run_that_was_copied_and_in_another_file(finished, cli, capsys, tmp_path):
+    moved = shutil.copytree(finished, tmp_path / "moved")
+    (moved / "report.html").unlink()
+    cli("report", moved, "--out", "new/page.html")
+    assert not (moved / "report.html").exists()
+    cli("report", moved)
+    out = capsys.readouterr().out
+    assert "of 30; 95 % interval" in out and out.endswith(f"report in {moved}/report.html\n")
+    pages = [tmp_path / "new/page.html", moved / "report.html"]
+    assert all(page.read_text("utf-8").count("data:image/webp") > 30 for page in pages)
+
+
+@pytest.mark.slow
+def test_report_of_a_fit_with_relative_paths_from_another_folder(
+    cli, colours, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(colours.parent)
+    cli("fit", colours.name, *QUICKEST, "--out", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    cli("report", "runs/fit/version_0")
+    text = Path("runs/fit/version_0/report.html").read_text("utf-8")
+    assert text.count("data:image/webp") > 30 and "images are not shown" not in text
+
+
+@pytest.mark.slow
+def test_report_of_a_test_with_relative_paths_from_another_folder(
+    finished, cli, colours, monkeypatch, tmp_path
+):
+    """There, the same relative paths lead to another checkpoint and other images, or to none."""
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    Path("photos").symlink_to(colours)
+    shutil.copy(finished / "checkpoints/best.ckpt", "some.ckpt")
+    cli("test", "some.ckpt", "photos", "--out", "runs", *CPU)
+    run = Path("runs/test/version_0").absolute()
+    (tmp_path / "b/photos").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "b")
+    Path("some.ckpt").write_text("another network")
+    cli("report", run)
+    page = (run / "report.html").read_text("utf-8")
+    assert page.count("data:image/webp") > 5 and "images are not shown" not in page
+    # A relative path whose folder is unknown.
+    result = json.loads((run / "test.json").read_text())
+    (run / "test.json").write_text(json.dumps({**result, "checkpoint": "some.ckpt"}))
+    cli("report", run)
+    assert "checkpoint that predicted them is missing" in (run / "report.html").read_text("utf-8")
+
+
+def test_a_report_that_cannot_be_written_takes_nothing_from_the_run(
+    cli, colours, monkeypatch, capsys, tmp_path, caplog
+):
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("a library's own")
+
+    monkeypatch.setattr("finetune.commands.report.write_report", fails)
+    cli("fit", colours, *QUICKEST, "--report", "true")
+    said = caplog.text + capsys.readouterr().err
+    assert "finetune report runs/fit/version_0" in said
+    assert (tmp_path / "runs/fit/version_0/test.json").exists()
+
+
+# The page of a drawn run
 
 
 def probabilities_of() -> np.ndarray:
