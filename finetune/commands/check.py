@@ -148,7 +148,7 @@ def _scanned(folder: str, options: ScanOptions) -> DataSet:
         WrongUsage: It is not a data set, or all its rows are faulty.
     """
     try:
-        data = scan(folder, options, group="")
+        data = scan(folder, options, prefix="")
         if data.is_table and not len(data):
             refuse_faults(data.faults, skip=False)
     except ValueError as error:

@@ -16,7 +16,7 @@ Lists of images:
 
 One image:
 
-- `decode`: a file to RGB pixels, with `resize`, `limits` and `completeness` (truncated files). `heif`: HEIC and AVIF.
+- `decode`: a file to RGB pixels, complete or refused, with `resize` and `limits`. `heif`: HEIC and AVIF.
 - `image_cache`: decoded images on disk, in a `memmap`.
 - `transforms`: augmentation and resizing, with `trivial_augment` and `mixing`.
 

@@ -7,7 +7,6 @@ written to configs, logs and reports. This module imports nothing heavy.
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -44,13 +43,6 @@ class Address(NamedTuple):
     def __str__(self) -> str:
         place = f"{self.scheme}://{self.bucket}"
         return f"{place}/{self.key}" if self.key else place
-
-    def parents(self) -> Iterator["Address"]:
-        """Yield the folders that it is in, the innermost first; the last one is the bucket."""
-        key = self.key
-        while key:
-            key = key.rpartition("/")[0]
-            yield self._replace(key=key)
 
 
 def is_address(path: object) -> bool:

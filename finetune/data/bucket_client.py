@@ -1,7 +1,8 @@
 """A client of object storage by obstore: lists, heads and contents of objects, retries, and errors in plain words.
 
 A client of obstore does not survive a fork: the child would hang. So DataLoader workers read copies (see `mirror`).
-obstore is imported in functions, since fits on local folders do not need it.
+obstore is imported in functions, since fits on local folders do not need it, and after the call of `client_of`, which
+says how to install it.
 """
 
 import errno
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from finetune.data.addresses import SCHEMES, Address, StorageError, check_address, parse_address
+from finetune.data.addresses import Address, StorageError, check_address, parse_address
 from finetune.system.daemon_threads import start_in_thread
 from finetune.system.messages import shown
 
@@ -385,7 +386,7 @@ def _in_plain_words(path: str, error: BaseException) -> str:
     is_lacking = "169.254." in text or re.search(
         "[Mm]etadata|Missing|must be specified|[Cc]redential", words
     )
-    if scheme in SCHEMES and is_lacking:
+    if is_lacking:
         return f"{path}: no credentials: set {credentials}"
     is_refused = isinstance(
         error, (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 @dataclass(frozen=True)
 class DataSet:
-    """The images of a data set: of each split sorted by class and name.
+    """The images of a data set: of each split sorted by class and name, with several labels by name only.
 
     Shapes: N images, S splits, K classes.
 
@@ -39,7 +39,7 @@ class DataSet:
         label_kind: Whether each image has exactly one class, or several labels or none.
         has_splits: Whether the place has splits, so that training does not draw all of them.
         is_table: Whether the place is a table.
-        faults: What is wrong. Faulty files, folders and rows are not among the images.
+        faults: What is wrong. Files, folders and rows of faults with `can_skip` are not among the images.
         notes: What a user should know, such as the files that were skipped.
         remark: How the labels were found, for a log line; "" for class folders.
         corrections: What a file of corrections has changed; None without one.

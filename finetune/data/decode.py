@@ -89,7 +89,8 @@ def decode(
     Of samples of 16 bits the upper 8 are used. Signed samples and those of other depths are an error. So is a PNG of 2,
     4 or 16 bits with a transparent colour.
 
-    Only the first of several frames is read. A file that ends too early is an error, never padded.
+    Only the first of several frames is read. A file that ends too early is an error, never padded, except for the few
+    that are not recognised (see above).
 
     Memory: the size of the file plus at most 16 bytes per pixel, including the result; 2.9 GB for `MAX_PIXELS`.
 

@@ -27,6 +27,10 @@ class Fault(NamedTuple):
         """Return what is wrong and where."""
         return f"{self.where}: {self.text}"
 
+    def advice(self, more: str = "") -> str:
+        """Return what is wrong and where, `more` after it, and what to do about it."""
+        return "; ".join(filter(None, [self.line() + more, self.hint]))
+
 
 def refuse_faults(faults: Sequence[Fault], skip: bool) -> None:
     """Raise the first fault.
@@ -45,5 +49,5 @@ def refuse_faults(faults: Sequence[Fault], skip: bool) -> None:
     more = ""
     if num := len({fault.row for fault in refused} - {first.row, -1}):
         more = f" ({counted(num, 'more row has a fault', 'more rows have faults')})"
-    advice = "--data.on_bad_image skip leaves it out" if first.can_skip else ""
-    raise ValueError("; ".join(filter(None, [first.line() + more, first.hint, advice])))
+    skip_it = "; --data.on_bad_image skip leaves it out" if first.can_skip else ""
+    raise ValueError(first.advice(more) + skip_it)

@@ -86,7 +86,8 @@ class Samples:
     Attributes:
         paths: Path of each image.
         targets: Target of each image.
-        folder: Folder of the data set, which is a prefix of all paths; "" if there is none.
+        folder: Folder of the data set; "" if there is none. The name of an image is its path below it. An image of a
+            table may lie elsewhere, and then has its path for a name.
         shorter_side: Shorter side, in pixels, to which larger images are resized in decoding; None does not resize.
         cached: The decoded images, if a cache has them.
         stats: Size and times of each file, if they were read when the images were listed.
@@ -122,7 +123,7 @@ class Samples:
         )
 
     def names(self) -> Iterator[str]:
-        """Yield the name of each image, which is its path below the root of the data set."""
+        """Yield the name of each image; see `folder`."""
         prefix = os.path.join(self.folder, "")
         return (path.removeprefix(prefix) for path in self.paths)
 

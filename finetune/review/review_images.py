@@ -24,7 +24,7 @@ def list_images(folder: str | Path, options: ScanOptions = _AS_FOUND) -> DataSet
         ValueError: It is not a data set, or a class has a reserved name.
         OSError: The folder cannot be read.
     """
-    data = scan(str(folder), options, group="")
+    data = scan(str(folder), options, prefix="")
     refuse_faults(data.faults, skip=True)
     if EXCLUDED in map(composed, data.class_names):
         raise WrongUsage(

@@ -77,14 +77,17 @@ def scheduler_config(
         optimizer: The learning rates of its groups are the full rates.
         trainer: Its limits end the run.
         interval: `step` or `epoch`.
+
+    Raises:
+        WrongUsage: The scheduler is not supported, or its arguments are wrong.
     """
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     steps = total_steps(trainer, data.num_batches, interval)
     # The default of `Classifier` is a lambda without an argument for the steps, so they are an attribute.
     setattr(optimizer, _RUN_STEPS, steps)
-    scheduler = with_total_steps(make, steps)
-    _try_one_step(scheduler, optimizer)
-    return {"scheduler": scheduler(optimizer), "interval": interval}
+    make_with_steps = with_total_steps(make, steps)
+    _try_one_step(make_with_steps, optimizer)
+    return {"scheduler": make_with_steps(optimizer), "interval": interval}
 
 
 def _try_one_step(make: Callable[..., LRScheduler], optimizer: Optimizer) -> None:

@@ -118,7 +118,7 @@ def _ratio(facts: Facts, i: int) -> str:
 def scan_findings(data: DataSet) -> Iterator[Finding]:
     """Yield what is wrong with the data set as a fit sees it, and what was skipped."""
     if data.faults:
-        rows = [Row([], "; ".join(filter(None, [f.line(), f.hint]))) for f in data.faults]
+        rows = [Row([], fault.advice()) for fault in data.faults]
         advice = "It ends with the first of them."
         if any(fault.can_skip for fault in data.faults):
             advice += " --data.on_bad_image skip leaves out rows and folders that are faulty."

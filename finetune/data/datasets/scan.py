@@ -16,7 +16,7 @@ def scan(
     place: str,
     options: ScanOptions = _AS_FOUND,
     class_names: Sequence[str] | None = None,
-    group: str = "data.",
+    prefix: str = "data.",
 ) -> DataSet:
     """Find the images of a folder or a table. A fault of the data is in the result, and is not an error.
 
@@ -24,7 +24,7 @@ def scan(
         place: The folder or the table.
         options: How to read it.
         class_names: The classes in order, for example of a checkpoint; None for those of the training images.
-        group: The prefix of the options, for a message.
+        prefix: That of the options, for a message.
 
     Raises:
         OSError: The place cannot be read.
@@ -42,5 +42,5 @@ def scan(
     }
     for name in is_set:
         if is_set[name]:
-            raise WrongUsage(f"--{group}{name} is for tables, and {place} is a folder")
+            raise WrongUsage(f"--{prefix}{name} is for tables, and {place} is a folder")
     return scan_folder(place, class_names, options.exclude, options.merge)

@@ -57,9 +57,10 @@ _OPTIONAL = ("split", "weight", "group")
 _NO_COLUMN = "null"
 # None for weight and group: next to `sample_weight`, `weight` may be that of an animal.
 _CERTAIN = {"path": ("path",), "label": ("label", "labels"), "split": ("split",)}
-_FALSE = ("0", "0.0", "false")
-_TRUE = ("1", "1.0", "true")
-_INDICATORS = {*_FALSE, *_TRUE}
+# values of columns of 0 and 1, in lower case
+FALSE = ("0", "0.0", "false")
+TRUE = ("1", "1.0", "true")
+_INDICATORS = {*FALSE, *TRUE}
 _UNKNOWN = {"", "-1", "-1.0", "nan", "none"}  # in columns of 0 and 1: not labelled, or uncertain
 # Columns of 0 and 1 that say whether an image is of a split, and of which: all others are training images.
 _FLAGS = {
@@ -274,8 +275,8 @@ def split_of_values(column: str) -> dict[str, str]:
     flag = {**SPLIT_NAMES, **_FLAGS}.get(_plain(column))
     if flag is None:
         return SPLIT_NAMES
-    rest = {} if flag == "train" else dict.fromkeys(_FALSE, "train")  # not train may be val or test
-    return {**SPLIT_NAMES, **dict.fromkeys(_TRUE, flag), **rest}
+    rest = {} if flag == "train" else dict.fromkeys(FALSE, "train")  # not train may be val or test
+    return {**SPLIT_NAMES, **dict.fromkeys(TRUE, flag), **rest}
 
 
 def may_be_split(column: str) -> bool:

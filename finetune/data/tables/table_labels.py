@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from finetune.data.faults import Fault
-from finetune.data.tables.table_columns import Columns
+from finetune.data.tables.table_columns import FALSE, TRUE, Columns
 from finetune.data.tables.table_file import TableFile
 from finetune.models.heads import LabelKind
 from finetune.system.file_names import composed
@@ -184,16 +184,16 @@ def label_text(value: Any) -> str:
 def _read_indicators(
     table: TableFile, names: Sequence[str], kind: Literal["auto", "single", "several"]
 ) -> tuple[Labels, list[Fault]]:
-    """Return the labels from columns with 0 and 1. Without `kind`, rows that all have exactly one 1 have one label."""
+    """Return the labels from columns with 0 and 1. With `auto`, rows that all have exactly one 1 have one label."""
     faults: list[Fault] = []
     chosen: list[list[str]] = [[] for _ in table.lines]
     for name in names:
         label = label_text(name)
         for row, value in enumerate(table.columns[name]):
             text = str(value).strip().lower()
-            if text in ("1", "1.0", "true"):
+            if text in TRUE:
                 chosen[row].append(label)
-            elif text not in ("0", "0.0", "false"):
+            elif text not in FALSE:
                 faults.append(table.fault(row, name, f"'{shown(value)}' is not 0 or 1"))
     if kind == "auto":
         kind = "single" if all(len(labels) == 1 for labels in chosen) else "several"

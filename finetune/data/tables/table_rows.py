@@ -110,8 +110,7 @@ def listed_paths(path: Path, named: Mapping[str, Sequence[str]]) -> list[str]:
     columns = find_columns(table, own, needs_labels=False)
     paths, faults = read_paths(table, columns.path, folder_of(table, columns.path))
     if faults:
-        first = faults[0]
-        raise ValueError("; ".join(filter(None, [first.line(), first.hint])))
+        raise ValueError(faults[0].advice())
     return paths
 
 
