@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 from finetune.data.addresses import StorageError, is_address, parse_address, real_place
 from finetune.data.bucket_client import START_SECONDS, download, head
-from finetune.data.files import file_stats
+from finetune.data.image_files import file_stats
 from finetune.data.splits import SPLIT_NAMES
 from finetune.system.cache_dir import cache_dir
 from finetune.system.files import one_at_a_time

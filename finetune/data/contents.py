@@ -12,7 +12,7 @@ from hashlib import blake2b
 import numpy as np
 
 from finetune.data.decode import NUM_HEAD_BYTES
-from finetune.data.files import open_file, read_pieces
+from finetune.data.image_files import open_file, read_pieces
 from finetune.data.mirror import map_pieces
 
 PIECE = 4096  # bytes

@@ -10,7 +10,7 @@ import numpy as np
 from finetune.data.corrections import EXCLUDED, Changes, Correction, split_labels
 from finetune.data.data_place import place_of
 from finetune.data.data_set import DataSet, label_set_name
-from finetune.data.files import is_same_place
+from finetune.data.image_files import is_same_place
 from finetune.data.samples import Samples
 from finetune.data.targets import ClassIndex, MultiHot, Targets
 from finetune.system.file_names import composed

@@ -7,8 +7,8 @@ from typing import Any
 
 import albumentations as A
 
-from finetune.data.files import normal_path
 from finetune.data.groups import check_group_by
+from finetune.data.image_files import normal_path
 from finetune.data.tables.table_file import is_table
 from finetune.data.transforms import (
     CROP_SHARE,

@@ -28,8 +28,8 @@ from finetune.data.data_settings import (
 )
 from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.device_copy import DeviceCopy
-from finetune.data.files import kind_of
 from finetune.data.image_cache import is_worthwhile, read_from_cache
+from finetune.data.image_files import kind_of
 from finetune.data.loader import (
     BATCHES_AHEAD,
     BatchesAhead,

@@ -28,8 +28,8 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from finetune.data.addresses import StorageError
-from finetune.data.files import open_file
 from finetune.data.heif import HEIC_SUFFIXES, has_heic_reader, heif_advice, heif_formats, is_heif
+from finetune.data.image_files import open_file
 from finetune.data.limits import MAX_BYTES, MAX_PIXELS, MAX_SCANS
 
 IMAGE_SUFFIXES: frozenset[str] = frozenset(

@@ -28,8 +28,8 @@ from rich.progress import track
 import finetune
 from finetune.data.addresses import real_place
 from finetune.data.decode import DecodeError, decode, stored_size
-from finetune.data.files import concatenate_stats, files_digest, normal_path
 from finetune.data.heif import heic_version
+from finetune.data.image_files import concatenate_stats, files_digest, normal_path
 from finetune.data.memmap import MemmapImages, TooLarge, open_or_none, write_memmap
 from finetune.data.mirror import map_files
 from finetune.data.samplers import ESTIMATE, draw_indices

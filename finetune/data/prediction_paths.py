@@ -12,8 +12,8 @@ import numpy as np
 from finetune.data.addresses import is_in_bucket
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.faults import Fault, refuse_faults
-from finetune.data.files import file_stats, kind_of, normal_path, open_file, refresh
 from finetune.data.heif import heic_advice
+from finetune.data.image_files import file_stats, kind_of, normal_path, open_file, refresh
 from finetune.data.local_folders import local_folder
 from finetune.data.samples import PathList, Samples
 from finetune.data.tables.table_file import check_supported, is_table

@@ -12,7 +12,7 @@ import numpy as np
 from finetune.data.addresses import is_in_bucket
 from finetune.data.decode import decode
 from finetune.data.file_entries import FileStats
-from finetune.data.files import file_stats
+from finetune.data.image_files import file_stats
 from finetune.data.memmap import MemmapImages
 from finetune.data.splits import hashes
 from finetune.data.targets import Targets

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from finetune.data.files import file_stats
+from finetune.data.image_files import file_stats
 from finetune.data.mirror import Ahead
 from finetune.data.samples import Samples
 from finetune.data.targets import ClassIndex

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from finetune.data.files import normal_path
+from finetune.data.image_files import normal_path
 from finetune.runs import bucket
 from finetune.runs.local_copies import (
     LOCK,

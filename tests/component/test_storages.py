@@ -26,7 +26,7 @@ from finetune.data.checking.first_look import first_look
 from finetune.data.contents import UNKNOWN, file_digests
 from finetune.data.datasets.folders import class_folders
 from finetune.data.datasets.scan import scan
-from finetune.data.files import (
+from finetune.data.image_files import (
     file_stats,
     files_digest,
     kind_of,

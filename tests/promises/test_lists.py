@@ -14,8 +14,8 @@ from run_folders import write_run
 
 from finetune import ImageFolderData
 from finetune.commands import runs as runs_module
-from finetune.data.files import open_file, refresh
 from finetune.data.image_cache import read_from_cache
+from finetune.data.image_files import open_file, refresh
 from finetune.models.network_list import ListedNetwork
 
 

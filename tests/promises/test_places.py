@@ -23,7 +23,7 @@ from promise import control, promise
 
 from finetune.cli import run
 from finetune.data import bucket_client, mirror
-from finetune.data.files import open_file, refresh
+from finetune.data.image_files import open_file, refresh
 
 slow = pytest.mark.slow
 UNTESTED = ("--test_after_fit", "false")
@@ -404,6 +404,6 @@ def test_a_signal_ends_a_wait_for_s3(server, tmp_path, signum, waits_for):
 
 
 def test_images_of_a_folder_need_no_client_of_object_storage(colours):
-    code = "import sys; from finetune.data.files import *; import finetune.runs.run_upload; "
+    code = "import sys; from finetune.data.image_files import *; import finetune.runs.run_upload; "
     code += f"assert kind_of({str(colours)!r}) == 'folder'; sys.exit('obstore' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

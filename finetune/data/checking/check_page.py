@@ -10,7 +10,7 @@ from typing import Any
 from finetune.data.checking.findings import LEVELS, Finding, as_plain
 from finetune.data.checking.image_facts import small_copy
 from finetune.data.data_set import DataSet
-from finetune.data.files import absolute_path
+from finetune.data.image_files import absolute_path
 from finetune.data.mirror import map_files
 from finetune.system.files import replace_text, replacing
 from finetune.system.html_page import link_to, render, thumbnail

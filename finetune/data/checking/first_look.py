@@ -15,7 +15,7 @@ from finetune.data.checking.findings import Finding, Row, as_plain, duplicate_fi
 from finetune.data.contents import equal_files, read_head
 from finetune.data.data_set import DataSet
 from finetune.data.decode import begins_like_image
-from finetune.data.files import concatenate_stats, kind_of
+from finetune.data.image_files import concatenate_stats, kind_of
 from finetune.data.mirror import map_pieces
 from finetune.system.messages import counted, shown
 

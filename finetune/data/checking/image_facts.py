@@ -14,7 +14,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from finetune.data.addresses import StorageError
 from finetune.data.decode import open_image, read_pixels, silence_pillow
-from finetune.data.files import file_stats, open_file
+from finetune.data.image_files import file_stats, open_file
 from finetune.data.mirror import map_files
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason

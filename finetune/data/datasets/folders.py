@@ -11,8 +11,8 @@ import numpy as np
 from finetune.data.data_set import DataSet, check_names_exist, empty_classes
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.faults import Fault
-from finetune.data.files import entries, kind_of, normal_path, refresh
 from finetune.data.heif import heic_advice
+from finetune.data.image_files import entries, kind_of, normal_path, refresh
 from finetune.data.local_folders import local_folder
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import SPLIT_NAMES

@@ -15,8 +15,8 @@ from finetune.data.datasets.download import fetch_archive
 from finetune.data.datasets.scan import scan
 from finetune.data.drawn_splits import draw_splits
 from finetune.data.faults import refuse_faults
-from finetune.data.files import file_stats
 from finetune.data.groups import has_groups, put_into_groups
+from finetune.data.image_files import file_stats
 from finetune.data.samples import Samples
 from finetune.data.seen_record import fingerprint
 from finetune.data.tables.table_scan import ScanOptions, scan_table

@@ -10,7 +10,7 @@ import numpy as np
 from finetune.data.addresses import is_address, is_dataset, is_in_bucket, shown_address
 from finetune.data.faults import Fault
 from finetune.data.file_entries import FileStats
-from finetune.data.files import kind_of, normal_path
+from finetune.data.image_files import kind_of, normal_path
 from finetune.data.splits import group_ids
 from finetune.data.tables.table_columns import find_columns, split_of_values
 from finetune.data.tables.table_file import TableFile, read_table

@@ -16,7 +16,7 @@ import numpy as np
 from finetune.data.data_set import DataSet, check_names_exist
 from finetune.data.faults import Fault
 from finetune.data.file_entries import FileStats
-from finetune.data.files import file_stats, normal_path, refresh
+from finetune.data.image_files import file_stats, normal_path, refresh
 from finetune.data.local_folders import local_folder
 from finetune.data.samples import PathList, Samples
 from finetune.data.tables.table_columns import Columns, find_columns, may_be_split
