@@ -8,6 +8,7 @@ import re
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from data_files import read, small
 from hypothesis import given
@@ -129,6 +130,7 @@ FAULTS = [
     # of a file under a similar name
     ("sub/É.JPEG,a", "", 3, "path", "there is sub/é.jpg"),
     ("sub/e\u0301,a", "", 3, "path", "there is sub/é.jpg"),
+    ("/sub/é.jpg,a", "", 3, "path", "there is sub/é.jpg"),
     ("sub\\x.jpg,a", "", 3, "path", "write paths with /"),
     (",a", "", 3, "path", "the path is empty"),
     ("s3://bucket/x.jpg,a", "", 3, "path", "outside of the folder"),
@@ -251,6 +253,8 @@ def test_groups_are_those_of_the_table(tmp_path):
     assert samples.groups.tolist() == expected.tolist()
     for words in ("'path' (not 'image')", "one label per image", "groups in column 'patient'"):
         assert words in data.scanned.remark
+    rows[0]["patient"] = "another"  # which a resumed run sees
+    assert of_table(write(tmp_path / "x.csv", rows), **ALL_TRAIN).fingerprint != data.fingerprint
 
 
 @pytest.mark.parametrize("options", [{}, {"num_folds": 3, "fold": 2}, {"group_by": r"(\d)"}])
@@ -284,6 +288,15 @@ def test_several_labels_are_excluded_merged_and_listed(tmp_path):
     names = [found.set_names[k] for k in found.set_of]
     assert names == ["cat + dog", "no label", "bird", "dog", "bird + cat + dog", "cat + dog"]
     assert found.counts().tolist() == [[2, 3, 4]]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_random_split_leaves_each_of_several_labels_a_training_image(tmp_path, seed):
+    pairs = np.random.default_rng(seed).permutation(np.repeat(np.arange(40), 2)).reshape(40, 2)
+    rows = [{"path": f"{i}.jpg", "label": f"{a};{b}"} for i, (a, b) in enumerate(pairs)]
+    make(tmp_path, *(row["path"] for row in rows))
+    data = of_table(write(tmp_path / "x.csv", rows), split_seed=seed)
+    assert data.splits["train"].targets.counts().min() > 0 and len(data.splits["train"]) < 40
 
 
 def test_labels_several_joins_the_rows_of_an_image(tmp_path):
@@ -355,20 +368,22 @@ def test_classes_that_combine_other_classes_get_a_line(tmp_path, caplog, labels,
     assert (line in caplog.text) if mark else ("label_separator" not in caplog.text)
 
 
-def test_a_label_without_a_training_image_does_not_disappear(tmp_path):
+@pytest.mark.parametrize("has_a_test_image", [True, False])
+def test_a_label_without_a_training_image_does_not_disappear(tmp_path, has_a_test_image):
     rows = [
         {"path": row["path"], "a": int(i < 6), "b": int(i > 4), "c": 0, "split": "train"}
         for i, row in enumerate(sound(tmp_path))
     ]
-    rows[0] |= {"a": 0, "b": 0, "c": 1, "split": "test"}
+    rows[0] |= {"a": 0, "b": 0, "c": int(has_a_test_image), "split": "test"}
     table = write(tmp_path / "x.csv", rows)
     with pytest.raises(ValueError, match=r"label c: .*--data\.exclude c"):
         of_table(table)
     assert of_table(table, exclude="c").class_names == ["a", "b"]
     assert of_table(table, merge="b,c:d").class_names == ["a", "d"]
-    rows[4]["b"] = "-1"  # uncertain
-    with pytest.raises(ValueError, match="line 6, column b: '-1'"):
-        of_table(write(table, rows))
+    for value in ("-1", "nan", ""):  # uncertain, or not labelled
+        rows[4]["b"] = value
+        with pytest.raises(ValueError, match=f"line 6, column b: '{value}'"):
+            of_table(write(table, rows))
 
 
 @pytest.mark.parametrize("seed", range(3))

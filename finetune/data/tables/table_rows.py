@@ -213,24 +213,28 @@ def missing_files(
         hint = f"relative paths are relative to {root} (--data.root)"
         if "\\" in path:
             hint = "write paths with / instead of \\"
-        elif not faults and (similar := _similar_file(path)):  # only the first is shown
+        elif not faults and (similar := _similar_file(path, root)):  # only the first is shown
             hint = f"there is {shown(similar)}"
         faults.append(table.fault(row, column, f"{shown(path)} {what}", hint))
     return faults
 
 
-def _similar_file(path: str) -> str:
-    """Return the image in the folder of a missing file whose name has another case, composition or suffix; "" if none.
+def _similar_file(path: str, root: str) -> str:
+    """Return the image that the path of a missing file may mean; "" if none.
 
-    The folder itself must exist.
+    Its name has another case, composition or suffix, or the path begins with a slash and is meant to be relative to the
+    root. The folder itself must exist.
     """
-    folder, name = os.path.split(path)
-    if is_in_bucket(path) or not os.path.isdir(folder or "."):
+    if is_in_bucket(path):
         return ""
-    spellings = _spellings(name)
-    for other in sorted(os.listdir(folder or ".")):
-        if is_image_file(other) and spellings & _spellings(other):
-            return os.path.join(folder, other)
+    places = [path, os.path.normpath(root + path)] if path.startswith("/") else [path]
+    for folder, name in map(os.path.split, places):
+        if not os.path.isdir(folder or "."):
+            continue
+        spellings = _spellings(name)
+        for other in sorted(os.listdir(folder or ".")):
+            if is_image_file(other) and spellings & _spellings(other):
+                return os.path.join(folder, other)
     return ""
 
 
