@@ -203,9 +203,10 @@ def test_classes_that_validation_or_training_leaves_out_are_doubted(tmp_path):
     assert any("of red have the weight 0" in line for line in data_warnings(table))
 
 
-def test_groups_in_two_folders_are_doubted_and_folds_count_together(colours):
-    (line,) = data_warnings(data(colours, val_fraction=0, group_by=r"/(\d)"))
-    assert "1 group of images is both in train and in test" in line
+def test_groups_in_two_folders_or_of_many_images_are_doubted_and_folds_count_together(colours):
+    line, share = data_warnings(data(colours, val_fraction=0.1, group_by=r"/(\d)"))
+    assert "1 group of images is both in val and in test" in line
+    assert "val has 50% of the images, not 10%" in share
     # fold 1 of 3 has 20 images to test, of 60
     assert list(data_warnings(data(colours, val_fraction=0, num_folds=3, fold=1))) == []
 

@@ -77,6 +77,23 @@ def test_a_fit_with_report_leaves_what_the_page_is_made_of(finished, predicted):
     assert json.loads((finished / "test.json").read_text())["test/accuracy"] == right / 30
 
 
+@pytest.mark.slow
+def test_the_same_command_makes_the_files_that_a_kill_during_the_report_prevented(
+    finished, cli, colours, tmp_path
+):
+    run = shutil.copytree(finished, tmp_path / "runs/fit/version_0")
+    names = {path.name for path in run.rglob("*")}
+    about = json.loads((run / "about.json").read_text())
+    del about["ended"]  # which is written last
+    (run / "about.json").write_text(json.dumps(about))
+    (run / "test_predictions.csv").unlink()
+    (run / "report.html").rename(run / ".report.html.0a1b2c3d.tmp")
+    cli("fit", colours, *QUICKEST, "--report", "true", "--trainer.max_epochs", 3, "--resume")
+    assert {path.name for path in run.rglob("*")} == names
+    assert "of 30; 95 % interval" in (run / "report.html").read_text("utf-8")
+    assert "ended" in json.loads((run / "about.json").read_text())
+
+
 def test_report_of_a_run_that_was_copied_and_in_another_file(finished, cli, capsys, tmp_path):
     moved = shutil.copytree(finished, tmp_path / "moved")
     (moved / "report.html").unlink()

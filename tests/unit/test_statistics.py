@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from drawn_scores import draw, mean_precision
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from promise import control, promise
 from scipy.stats import binomtest
@@ -34,6 +34,8 @@ COUNTS = st.integers(0, 10_000)
 
 
 @given(a=COUNTS, b=COUNTS)
+@example(a=4, b=0)  # where rounding would leave the share outside
+@example(a=0, b=3)
 def test_the_interval_of_an_accuracy_is_scipys(a, b):
     low, high = wilson(a, a + b)
     assert 0 <= low <= (a / (a + b) if a + b else 0) <= high <= 1

@@ -208,6 +208,33 @@ def test_columns_are_found_by_their_usual_names_or_named_by_data_columns(names, 
             find_columns(table, parse_columns(option))
 
 
+SPLIT_VALUES = ["train", "Training", "val", "validation", "DEV", "test", "testing"]
+FLAGS = ["is_valid", "isTest", "is-val", "Is Train", "val", "validation", "test"]
+
+
+NAMED_BY_OTHERS = ["set", "phase", "stage", "fold", "data_split", "usage", "type", "dataset"]
+
+
+@given(
+    st.sampled_from(NAMED_BY_OTHERS) | TEXT.map("column {}".format),
+    st.lists(st.sampled_from(SPLIT_VALUES), min_size=3, max_size=3),
+)
+def test_a_column_of_splits_is_the_split_whatever_its_name_is(name, values):
+    table = table_of(path=["a", "b", "c"], label=["x"] * 3, **{name: values})
+    assert find_columns(table, {}).split == name
+    table.columns["phase" if name == "set" else "set"] = values
+    with pytest.raises(ValueError, match="may both be the split"):
+        find_columns(table, {})
+
+
+@pytest.mark.parametrize("values", [["0", "1"], [True, False], ["1.0", "0.0"]])
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_column_of_0_and_1_that_is_called_like_a_split_is_the_split(name, values):
+    table = table_of(path=["a", "b"], **{name: values}, cat=["0", "1"], dog=[1, 0])
+    columns = find_columns(table, {})
+    assert columns.split == name and columns.labels == ("cat", "dog")
+
+
 def test_columns_of_0_and_1_are_the_labels_where_there_is_no_label():
     table = table_of(path=["a", "b"], cat=["0", "1"], dog=[1, 0], size=["10", "20"])
     columns = find_columns(table, {})
