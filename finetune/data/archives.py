@@ -192,6 +192,8 @@ def _tar_members(path: Path, limit: int) -> Iterator[_Member]:
             # tarfile takes a truncated or damaged header for the end
             if file.last != bytes(_BLOCK):
                 raise ValueError("it is truncated or damaged: copy it again")
+            while is_compressed and file.read(_BLOCK):  # gzip checks its sum at its end
+                pass
 
 
 def _zip_members(path: Path) -> Iterator[_Member]:

@@ -156,8 +156,8 @@ class _Labels:
 def for_other_place(arguments: Mapping[str, Any], place: str | None) -> dict[str, Any]:
     """Return the arguments of a data module for a command that may name another data set.
 
-    Corrections and groups belong to the images of their data set: another one has none. A regular expression of an
-    untrusted checkpoint could take for ever.
+    Corrections, groups and folds belong to the images of their data set: another one has none. A regular expression of
+    an untrusted checkpoint could take for ever.
 
     Args:
         arguments: The arguments of an earlier data module.
@@ -169,5 +169,5 @@ def for_other_place(arguments: Mapping[str, Any], place: str | None) -> dict[str
     return {
         name: value
         for name, value in arguments.items()
-        if name not in ("corrections", "correct_test", "group_by")
+        if name not in ("corrections", "correct_test", "group_by", "num_folds", "fold")
     }

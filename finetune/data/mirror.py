@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from finetune.data.addresses import StorageError, is_in_bucket, parse_address
-from finetune.data.bucket_client import Object, endpoint_of, read, read_ranges
+from finetune.data.bucket_client import Object, endpoint_of, read, read_range
 from finetune.data.bucket_tree import list_tree
 from finetune.data.limits import MAX_BYTES
 from finetune.system.cache_dir import COPIES, available_bytes, cache_dir
@@ -44,6 +44,7 @@ _NUM_THREADS = 128  # requests at a time; each waits for the network most of its
 _NUM_AHEAD = 256  # files that are requested ahead, at least one group
 _BYTES_AHEAD = 256 * 2**20  # of these files
 
+_SMALL_BYTES = 2**16  # of a file that is read whole, in one request, where pieces of it are wanted
 _NUM_SUBMITTED = 4  # per thread, calls of `map_files` that wait or are running
 _POLL_SECONDS = 0.5  # between two calls of `while_waiting`
 
@@ -82,6 +83,7 @@ class Mirror:
         self._limit = limit_bytes
         self._process = os.getpid()
         self._is_logged = False
+        self._lock = threading.RLock()  # threads read files, too
         objects = self.tree.objects
         limit = available_bytes(self.folder) if limit_bytes is None else limit_bytes
         num_bytes = sum(item.size for item in objects.values())
@@ -123,33 +125,42 @@ class Mirror:
         The copy is not deleted until `release`.
         """
         item = self.tree.objects[path]
-        self._pins[path] += 1
-        self._use(path, item.size)
-        request = self._requests.get(path)
-        if request is not None:
-            return request
-        if self.has(path):
-            return None
-        self._log_once()
-        request = self._requests[path] = _submit(partial(self._copy, path, item))
+        with self._lock:
+            self._pins[path] += 1
+            self._use(path, item.size)
+            request = self._requests.get(path)
+            if request is not None:
+                return request
+            if self.has(path):
+                return None
+            self._log_once()
+            request = self._requests[path] = _submit(partial(self._copy, path, item))
         request.add_done_callback(lambda _: self._requests.pop(path, None))
         return request
 
     def release(self, path: str) -> None:
         """End the use of a file that was requested."""
-        self._pins[path] -= 1
-        if self._pins[path] <= 0:
-            del self._pins[path]
+        if self._process != os.getpid():  # a forked worker, which deletes no copy
+            return
+        with self._lock:
+            self._pins[path] -= 1
+            if self._pins[path] <= 0:
+                del self._pins[path]
 
     def read_pieces(
         self, path: str, num_bytes: int, starts: Callable[[int], Sequence[int]]
     ) -> tuple[int, list[bytes]]:
         """Return the size of a file and pieces of it, which are requested; see `files.read_pieces`."""
-        size = self.tree.objects[path].size
-        places = starts(size)
-        ranges = [(place, min(num_bytes, size - place)) for place in places if place < size]
-        pieces = read_ranges(parse_address(path), ranges) if ranges else []
-        return size, pieces + [b""] * (len(places) - len(ranges))
+        item = self.tree.objects[path]
+        read_part = partial(read_range, parse_address(path), item.e_tag)
+        if 0 < item.size <= _SMALL_BYTES:
+            content = read_part(0, item.size)
+            return item.size, [content[start : start + num_bytes] for start in starts(item.size)]
+        pieces = [
+            read_part(start, min(num_bytes, item.size - start)) if start < item.size else b""
+            for start in starts(item.size)
+        ]
+        return item.size, pieces
 
     def _use(self, path: str, size: int) -> None:
         """Count a file as the last used. If the copies exceed the limit, delete those that were used longest ago."""

@@ -114,6 +114,7 @@ def end_of(content: bytes) -> bytes:
 
 LINK = {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd", "size": 0}
 GOOD = tar(*(member(name, content) for name, content in FILES.items()))
+PACKED = gzip.compress(GOOD)
 HEADER = GOOD.index(b"dog/1.png")  # of the third member
 # each with two words of its message
 HOSTILE = {
@@ -134,6 +135,8 @@ HOSTILE = {
     "files in a zip": (".zip", zipped({str(i): b"" for i in range(150)}), "more than"),
     "a cut before a header": (".tar", GOOD[:HEADER], "truncated"),
     "a cut in a header": (".tar", GOOD[: HEADER + 100], "truncated"),
+    "a wrong sum": (".tgz", PACKED[:-5] + bytes([PACKED[-5] ^ 1]) + PACKED[-4:], "CRC"),
+    "a cut before the sum": (".tgz", PACKED[:-8], "cannot unpack"),
     "no archive": (".tar", b"text", "cannot unpack"),
     "an empty file": (".tgz", b"", "cannot unpack"),
     "a file and a folder": (".tar", tar(member("a"), member("a/b")), "a/b|exists|directory"),

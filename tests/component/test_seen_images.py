@@ -17,6 +17,7 @@ from PIL import Image
 from promise import promise
 
 from finetune import ImageFolderData
+from finetune.data.corrections import Correction, CorrectionsFile
 from finetune.data.seen import continue_record, exclude_seen
 from finetune.data.seen_record import build_record, fingerprint
 from finetune.data.targets import ClassIndex
@@ -153,6 +154,24 @@ def test_validation_may_be_measured_again_but_not_training(tmp_path):
 
 def forget_the_record(monkeypatch):
     monkeypatch.setattr("finetune.data.seen.read_record", lambda checkpoint: None)
+
+
+def test_a_fold_is_tested_on_its_own_images(tmp_path):
+    root = with_test(tmp_path / "set")
+    fold = {"num_folds": 2, "fold": 1}
+    fitted = data(root, **fold)
+    assert held(checkpoint_of(fitted), data(root, **fold)) == names(fitted, "test")
+
+
+def test_images_that_corrections_exclude_are_not_tested(tmp_path):
+    root = plain(tmp_path / "set")
+    usual = data(root)
+    corrections = CorrectionsFile(tmp_path / "corrections.csv")
+    for name in names(usual, "train", "val")[:5]:
+        corrections.append(Correction(name, name.partition("/")[0], "excluded", "me", "now"))
+    options = {"corrections": str(corrections.path)}
+    checkpoint = checkpoint_of(data(root, **options))
+    assert held(checkpoint, data(root, **options)) == names(usual, "test")
 
 
 @pytest.mark.parametrize("suffix", [".bmp", ".tif", ".png"])

@@ -229,6 +229,26 @@ def test_a_circle_of_links_is_found_however_long(tmp_path, target):
 # Object storage
 
 
+def test_pieces_of_an_object_that_was_replaced_are_not_taken(server):
+    data = ImageFolderData(f"{server.address}/set", num_workers=0)
+    data.read()
+    paths = data.splits["train"].paths
+    server.put(paths[0].removeprefix(f"{server.address}/"), b"x")
+    with pytest.raises(StorageError, match="was replaced"):
+        file_digests(paths, np.arange(len(paths)))
+
+
+def test_threads_may_read_copies_on_a_small_disk(server, monkeypatch):
+    used = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: used._replace(free=20_000))
+    for number in range(300):
+        server.put(f"many/{number}.png", bytes(200 + number))
+    refresh(f"{server.address}/many")
+    paths = [f"{server.address}/many/{number}.png" for number in range(300)] * 2
+    read = map_files(lambda path: len(content_of(path)), paths, num_threads=8)
+    assert [*read] == [200 + number for number in range(300)] * 2
+
+
 def test_a_fit_from_s3_begins_before_its_images_are_copied(server, colours):
     data = ImageFolderData(f"{server.address}/set", num_workers=0)
     data.setup("fit")

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from finetune.data.addresses import check_is_local
 from finetune.data.corrected_samples import correct
 from finetune.data.corrections import read_corrections
@@ -51,6 +53,8 @@ class ImageFolderData(ImageDataModule):
         }
         # after the split, so that no image moves to another one
         data = self._corrected(replace(data, splits=splits))
+        if data.corrections is not None:
+            self._undrawn = _still_in(data, found.splits)
         return _recorded(_without_equal_weights(data)) if "train" in data.splits else data
 
     def _found(self, class_names: list[str] | None) -> DataSet:
@@ -124,6 +128,8 @@ class ImageFolderData(ImageDataModule):
 
     def use_all_images(self, split: str) -> None:
         before = self.scanned
+        if self.splitting.fold is not None:  # the split is that of the fold
+            return
         if split in before.splits and not before.splits[split].is_drawn:
             return
         undrawn = self._undrawn or {}
@@ -143,6 +149,15 @@ class ImageFolderData(ImageDataModule):
         stats = file_stats(samples.paths, skip=skip) if samples.stats is None else samples.stats
         weights = samples.weights if split == "train" else None
         return replace(samples, shorter_side=shorter_side, stats=stats, weights=weights)
+
+
+def _still_in(data: DataSet, found: Mapping[str, Samples]) -> dict[str, Samples]:
+    """Return images without those that corrections have excluded from a data set."""
+    paths = {path for part in data.splits.values() for path in part.paths}
+    return {
+        split: part.take(np.flatnonzero([path in paths for path in part.paths]))
+        for split, part in found.items()
+    }
 
 
 def _log_notes(data: DataSet) -> None:
