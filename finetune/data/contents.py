@@ -45,15 +45,19 @@ def read_head(path: str) -> bytes:
 
 
 def equal_files(
-    paths: Sequence[str], num_bytes: np.ndarray, group_of: np.ndarray | None = None
+    paths: Sequence[str],
+    num_bytes: np.ndarray,
+    group_of: np.ndarray | None = None,
+    versions: np.ndarray | None = None,
 ) -> list[list[int]]:
-    """Return the sets of files of equal digests, each sorted. Unreadable files are skipped.
+    """Return the sets of files of equal size and digests, each sorted. Unreadable files are skipped.
 
     Args:
         paths: Path of each file, N.
         num_bytes: Size of each file, (N,). Files with a size of 0 or below are skipped, and only files that have the
             size of another are read.
         group_of: Group of each file, (N,). If given, only sets with files of more than one group are returned.
+        versions: In place of digests: what stands for the content of each file, (N,) int64. No file is then read.
     """
 
     def is_wanted(members: Sequence[int] | np.ndarray) -> bool:
@@ -63,10 +67,13 @@ def equal_files(
     order = order[num_bytes[order] > 0]
     of_a_size = np.split(order, np.flatnonzero(np.diff(num_bytes[order])) + 1)
     rows = np.concatenate([order[:0], *filter(is_wanted, of_a_size)])
-    equal: dict[int, list[int]] = {}
-    for i, digest in zip(rows.tolist(), file_digests(paths, rows)[rows].tolist(), strict=True):
-        if digest != UNKNOWN:
-            equal.setdefault(digest, []).append(i)
+    contents = (file_digests(paths, rows) if versions is None else versions)[rows]
+    equal: dict[tuple[int, int], list[int]] = {}
+    for i, size, content in zip(
+        rows.tolist(), num_bytes[rows].tolist(), contents.tolist(), strict=True
+    ):
+        if content != UNKNOWN:
+            equal.setdefault((size, content), []).append(i)
     return sorted(sorted(members) for members in equal.values() if is_wanted(members))
 
 

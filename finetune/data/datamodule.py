@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from finetune.data.addresses import is_in_bucket
 from finetune.data.batch_limits import FitLimits, check_limit, num_within
 from finetune.data.data_place import is_copied
 from finetune.data.data_set import DataSet
@@ -267,7 +268,14 @@ class ImageDataModule(pl.LightningDataModule):
 
     @property
     def seen(self) -> SeenRecord | None:
-        """The record of the images of this fit; None before it. The first use reads the data set."""
+        """The record of the images of this fit, on rank 0, which writes it into checkpoints; None before the fit.
+
+        The first use reads 12 kB of each image.
+        """
+        if self.is_fitted and self.scanned.seen is None and is_rank_zero():
+            record = build_record(self.splits["train"], self.splits.get("val"))
+            seen = record if self.seen_before is None else record | self.seen_before
+            self.scanned = replace(self.scanned, seen=seen)
         return self.scanned.seen
 
     @property
@@ -291,11 +299,9 @@ class ImageDataModule(pl.LightningDataModule):
         self.read()
         self._check_equal_on_ranks()
         self.is_fitted |= stage == "fit"
-        # only on rank 0, which writes checkpoints
-        if stage == "fit" and self.seen is None and is_rank_zero():
-            record = build_record(self.splits["train"], self.splits.get("val"))
-            seen = record if self.seen_before is None else record | self.seen_before
-            self.scanned = replace(self.scanned, seen=seen)
+        # Images in a bucket are read for the first checkpoint: by its end an epoch has copied them.
+        if stage == "fit" and not is_in_bucket(next(iter(self.splits["train"].paths), "")):
+            _ = self.seen
         self._ahead = BatchesAhead()  # the old one may belong to an earlier fit
         if stage in ("fit", "validate"):
             self.use_cache()
