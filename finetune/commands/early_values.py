@@ -99,8 +99,13 @@ def _check_scheduler(scheduler: Any, optimizer: Optimizer) -> None:
     settings = scheduler.as_dict() if isinstance(scheduler, Namespace) else scheduler
     make = parser.instantiate(parser.parse_object({"scheduler": settings})).scheduler
     try:
-        with_total_steps(make, _SOME_STEPS)(optimizer)
-    except (ValueError, TypeError) as error:
+        made = with_total_steps(make, _SOME_STEPS)(optimizer)
+        with (
+            warnings.catch_warnings()
+        ):  # torch warns of a scheduler that is stepped before its optimizer
+            warnings.simplefilter("ignore")
+            made.step()  # torch checks few arguments when it creates a scheduler
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise WrongUsage(f"{flag_names('fit', 'model.scheduler')}: {reason(error)}") from error
 
 

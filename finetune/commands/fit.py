@@ -16,7 +16,7 @@ from finetune.commands.best_weights import is_settled, keep_best_weights
 from finetune.commands.fit_checks import check_begun_from, check_has_positives, check_validated
 from finetune.commands.plan import Plan
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.seen import continue_record, exclude_seen
+from finetune.data.seen import AllSeenError, continue_record, exclude_seen
 from finetune.distributed.signals import Interrupted
 from finetune.models.timm_backbones import is_timm
 from finetune.models.weights import read_weights
@@ -310,7 +310,7 @@ def test(parts: Parts, content: Mapping[str, Any] | None) -> bool:
     best = run.checkpoint("best")
     try:
         exclude_seen(parts.data, "test", content, parts.trainer.is_global_zero)
-    except ValueError as error:
+    except AllSeenError as error:
         if parts.data.splitting.fold is not None:  # whose result is needed for that of all folds
             raise
         if parts.trainer.is_global_zero:

@@ -106,15 +106,6 @@ class Mirror:
             return False
         return (status.st_size, int(status.st_mtime)) == (item.size, _stamp(item))
 
-    def ahead(
-        self,
-        batches: Iterable[_Group],
-        files_of: Callable[[_Group], Iterable[str]],
-        in_use: int = 1,
-    ) -> "Ahead[_Group]":
-        """Return the batches, each when its files are there; see `Ahead`."""
-        return Ahead(batches, files_of, in_use, mirrors=lambda path: self)
-
     def holds(self, path: str) -> bool:
         """Return whether a file is in the list, and this process may copy it."""
         return path in self.tree.objects and self._process == os.getpid()
@@ -414,7 +405,6 @@ class Ahead(Generic[_Group]):
         files_of: Returns the paths of a group.
         in_use: A group may be read until this many others were taken.
         while_waiting: Called every half second while a file is waited for.
-        mirrors: Returns the mirror of a path in a bucket.
 
     Raises:
         StorageError: The storage cannot be reached, a file was replaced, or the disk is full.
@@ -426,13 +416,11 @@ class Ahead(Generic[_Group]):
         files_of: Callable[[_Group], Iterable[str]],
         in_use: int = 1,
         while_waiting: Callable[[], None] = lambda: None,
-        mirrors: Callable[[str], Mirror | None] = mirror_of,
     ) -> None:
         self.groups = groups
         self._files_of = files_of
         self._in_use = in_use
         self._while_waiting = while_waiting
-        self._mirrors = mirrors
         self._taken: deque[_Planned[_Group]] = deque()
         weakref.finalize(self, _release_all, self._taken)
 
@@ -476,7 +464,7 @@ class Ahead(Generic[_Group]):
         """Return the files of a group that are in buckets, each with its mirror."""
         files = []
         for path in self._files_of(group):
-            mirror = self._mirrors(path) if is_in_bucket(path) else None
+            mirror = mirror_of(path) if is_in_bucket(path) else None
             if mirror is not None and mirror.holds(path):
                 files.append((mirror, path))
         return files

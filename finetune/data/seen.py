@@ -18,6 +18,10 @@ from finetune.system.messages import counted, shown
 log = logging.getLogger(__name__)
 
 
+class AllSeenError(ValueError):
+    """A split of which the checkpoint has seen all images."""
+
+
 def continue_record(data: Any, checkpoint: Mapping[str, Any], is_logged: bool = True) -> None:
     """Add the training images of a checkpoint to the record of the fit that continues from it.
 
@@ -50,7 +54,7 @@ def exclude_seen(
         is_logged: Whether this process logs which images are evaluated.
 
     Raises:
-        ValueError: The checkpoint was trained on all images.
+        AllSeenError: The checkpoint was trained on all images.
     """
     record = read_record(checkpoint)
     if record is not None and not data.is_fitted:
@@ -91,7 +95,7 @@ def _keep_unseen(data: Any, split: str, record: SeenRecord, is_logged: bool) -> 
     first = shown(samples.paths[int(np.argmin(kept))])
     count = f"{np.count_nonzero(~kept)} of the {len(samples)} {split} images of {data.root}"
     if not kept.any():
-        raise ValueError(
+        raise AllSeenError(
             f"this checkpoint has seen {count} in training, such as {first}. Pass images that it was not trained on"
         )
     if is_logged:

@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from finetune.system.messages import WrongUsage, reason
+from finetune.system.messages import WrongUsage
 from finetune.training.run_limits import total_steps
 
 # Attribute of an optimizer: the scheduler's steps in the complete run. It is not in the optimizer's state.
@@ -86,24 +85,7 @@ def scheduler_config(
     # The default of `Classifier` is a lambda without an argument for the steps, so they are an attribute.
     setattr(optimizer, _RUN_STEPS, steps)
     make_with_steps = with_total_steps(make, steps)
-    _try_one_step(make_with_steps, optimizer)
     return {"scheduler": make_with_steps(optimizer), "interval": interval}
-
-
-def _try_one_step(make: Callable[..., LRScheduler], optimizer: Optimizer) -> None:
-    """Step a scheduler once, apart from the fit: torch checks few arguments when it creates one.
-
-    Raises:
-        WrongUsage: The scheduler's arguments are wrong.
-    """
-    other = SGD([{"params": [torch.zeros(1)], "lr": g["lr"]} for g in optimizer.param_groups])
-    setattr(other, _RUN_STEPS, getattr(optimizer, _RUN_STEPS))
-    try:
-        scheduler = make(other)
-        other.step()  # torch warns of a scheduler that is stepped first
-        scheduler.step()
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise WrongUsage(f"--model.scheduler: {reason(error)}: check its arguments") from error
 
 
 def with_total_steps(

@@ -35,7 +35,7 @@ from finetune.data.image_files import (
     read_pieces,
     refresh,
 )
-from finetune.data.mirror import MIRRORS, Mirror, map_files, mirror_of
+from finetune.data.mirror import MIRRORS, Ahead, Mirror, map_files, mirror_of
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.seen_record import build_record
 from finetune.data.walk import Skipped, find_images
@@ -349,9 +349,8 @@ def test_a_mirror_larger_than_its_limit_deletes_no_file_of_the_last_batches(serv
     limit = sum(map(len, names[:15]))
     mirror = Mirror(f"{server.address}/many", limit)
     batches = [names[i : i + 5] for i in range(0, 250, 5)]
-    ahead = mirror.ahead(
-        batches, lambda batch: [f"{server.address}/{name}" for name in batch], in_use
-    )
+    MIRRORS[mirror.root] = mirror
+    ahead = Ahead(batches, lambda batch: [f"{server.address}/{name}" for name in batch], in_use)
     most = 0
     for number, _ in enumerate(ahead):
         for name in chain(*batches[max(0, number + 1 - in_use) : number + 1]):
@@ -360,6 +359,7 @@ def test_a_mirror_larger_than_its_limit_deletes_no_file_of_the_last_batches(serv
     assert most <= 5 * (in_use + 3)
     folder = mirror.local(f"{server.address}/many/0.png").parents[1]
     assert folder.is_dir()
+    MIRRORS.clear()
     del mirror, ahead
     assert not folder.exists()
 
