@@ -27,15 +27,13 @@ from finetune.data.checking.findings import (
 from finetune.data.checking.image_facts import Facts, collect_facts, inspect_images
 from finetune.data.checking.series import series_findings
 from finetune.data.checking.shortcuts import shortcuts
-from finetune.data.contents import equal_files
 from finetune.data.corrected_samples import correct
 from finetune.data.corrections import read_corrections
 from finetune.data.data_set import DataSet
 from finetune.data.datasets.scan import scan
-from finetune.data.faults import refuse_faults
+from finetune.data.file_facts import UNKNOWN, equal_files
+from finetune.data.listing import ScanOptions
 from finetune.data.tables.table_columns import parse_columns
-from finetune.data.tables.table_file import check_supported, is_table
-from finetune.data.tables.table_scan import ScanOptions
 from finetune.system import openmp
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage, as_wrong_usage, counted, reason, shown
@@ -106,10 +104,6 @@ def check(  # noqa: PLR0913 (an argument for each option)
             separator=label_separator,
             labels=labels,
         )
-        if not is_table(folder):
-            check_supported(folder)
-            if root is not None:
-                raise WrongUsage(f"--root is for tables, and {folder} is a folder")
         data = _scanned(folder, options)
         if corrections is not None:
             decisions = read_corrections(corrections, "--corrections")
@@ -145,15 +139,12 @@ def _scanned(folder: str, options: ScanOptions) -> DataSet:
     """Return the images of a folder or a table, with its faults.
 
     Raises:
-        WrongUsage: It is not a data set, or all its rows are faulty.
+        WrongUsage: It is not a data set.
     """
     try:
-        data = scan(folder, options, prefix="")
-        if data.is_table and not len(data):
-            refuse_faults(data.faults, skip=False)
+        return scan(folder, options, prefix="")
     except ValueError as error:
         raise WrongUsage(reason(error)) from error
-    return data
 
 
 def _check_is_ours(folder: Path) -> None:
@@ -254,7 +245,7 @@ def label_network(
 def _findings(data: DataSet, facts: Facts, network: LabelNetwork | None) -> Iterator[Finding]:
     """Yield all findings, those that need a network only if there is one."""
     shows_something = facts.is_readable & ~is_blank(facts)
-    exact = equal_files(data.paths, np.where(shows_something, facts.num_bytes, -1))
+    exact = equal_files(np.where(shows_something, facts.digests, UNKNOWN))
     copies = [i for members in exact for i in members[1:]]
     chosen = np.setdiff1d(np.flatnonzero(shows_something), copies)
     near = near_duplicates(facts, chosen)

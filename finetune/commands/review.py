@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from finetune.data.addresses import is_address
 from finetune.data.corrections import CorrectionsFile
+from finetune.data.listing import ScanOptions
 from finetune.data.tables.table_columns import parse_columns
-from finetune.data.tables.table_scan import ScanOptions
 from finetune.system.file_names import composed
 from finetune.system.files import check_target
 from finetune.system.messages import (

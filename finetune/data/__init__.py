@@ -4,15 +4,16 @@ Lists of images:
 
 - `samples`: the images of one split as a table, with their `targets`. `data_set`: the classes and splits of a place,
   with its `faults`.
-- `tables`: the package that reads tables of images, such as .csv.
-- `datasets`: the package that finds the images of a place. `walk` finds image files.
+- `datasets`: the package that finds the images of a place, in folders or by the package `tables`, each as a `listing`.
+  `walk` finds image files.
 - From a data set to a data set: `groups` puts images into groups that share a split, `drawn_splits` draws splits by the
   hashes of `splits`, and `corrected_samples` applies the labels of a corrections.csv, which `corrections` reads.
 - `image_files`: lists folders, stats files and opens them, with the types of `file_entries`. Files at `addresses`, such
   as s3://bucket/x, are read from copies of a `mirror`: a `bucket_tree` lists them, a `bucket_client` requests them.
 - `local_folders`: unpacks `archives`, and downloads datasets of the Hugging Face hub, once.
 - `prediction_paths`: the images to predict.
-- `seen_record`: the record of the training images, by `contents`. `seen` excludes them from evaluation.
+- `seen_record`: the record of the training images, by the digests of
+  `file_facts`. `seen` excludes them from evaluation.
 
 One image:
 

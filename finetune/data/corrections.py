@@ -6,7 +6,7 @@ The columns are path, was, now, by and when:
 - `was`: its class by the folder or table.
 - `now`: its class by the decision. The same class confirms the label, `excluded` excludes the image, and an empty value
   withdraws earlier decisions.
-- `by`, `when`: the name of the person, and the time. They are not read.
+- `by`, `when`: the name of the person, and the time. They are not read, and a file may lack them.
 
 If images have several labels, `was` and `now` hold labels separated by `;`, or a JSON list: `[]` for no label, and for
 labels that contain a `;`.
@@ -36,7 +36,7 @@ COLUMNS = ("path", "was", "now", "by", "when")
 EXCLUDED = "excluded"
 WITHDRAWN = ""
 _LABEL_SEPARATOR = ";"
-_REQUIRED = {"path", "was", "now"}
+_REQUIRED = 3  # of these columns
 _MAX_BYTES = 2**28  # about two million lines
 
 
@@ -159,49 +159,29 @@ def parse_corrections(content: bytes, file: object) -> list[Correction]:
     Raises:
         ValueError: A line is not valid.
     """
-    reader = _reader(content)
+    text = content.decode("utf-8-sig", "surrogateescape")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    lines = []
     try:
-        header = _read_header(reader, file)
-        return [
-            _correction(header, values, f"{file}, line {reader.line_num}")
-            for values in reader
-            if values
-        ]
+        columns = tuple(name.strip().lower() for name in next(reader, []))
+        if len(columns) < _REQUIRED or columns != COLUMNS[: len(columns)]:
+            raise ValueError(
+                f"{file} is not a file of corrections: its first line must be {','.join(COLUMNS)}"
+            )
+        for values in filter(None, reader):
+            where = f"{file}, line {reader.line_num}"
+            if len(values) != len(columns):
+                raise ValueError(f"{where} has {len(values)} values, expected {len(columns)}")
+            line = Correction(*values)
+            if not line.path or not line.was:
+                raise ValueError(f"{where} has no {'path' if not line.path else 'was'}")
+            for name in (line.was, line.now):
+                if shown(name) != name:
+                    raise ValueError(f"{where}: '{shown(name)}' is not the name of a class")
+            lines.append(line)
     except csv.Error as error:
         raise ValueError(f"{file}, line {reader.line_num}: {error}") from error
-
-
-def _reader(content: bytes) -> Any:
-    text = content.decode("utf-8-sig", "surrogateescape")
-    return csv.reader(io.StringIO(text, newline=""), strict=True)
-
-
-def _read_header(reader: Any, file: object) -> list[str]:
-    """Return the columns of a file from the first line of its reader.
-
-    Raises:
-        ValueError: They are not those of a file of corrections.
-    """
-    header = [name.strip().lower() for name in next(reader, [])]
-    if not set(header) >= _REQUIRED or not set(header) <= set(COLUMNS):
-        raise ValueError(
-            f"{file} is not a file of corrections: its first line must be {','.join(COLUMNS)}"
-        )
-    if len(set(header)) < len(header):
-        raise ValueError(f"{file} has a column twice in its first line")
-    return header
-
-
-def _correction(header: list[str], values: list[str], where: str) -> Correction:
-    if len(values) != len(header):
-        raise ValueError(f"{where} has {len(values)} values, expected {len(header)}")
-    row = dict(zip(header, values, strict=True))
-    if not row["path"] or not row["was"]:
-        raise ValueError(f"{where} has no {'path' if not row['path'] else 'was'}")
-    for name in ("was", "now"):
-        if shown(row[name]) != row[name]:
-            raise ValueError(f"{where}: '{shown(row[name])}' in {name} is not the name of a class")
-    return Correction(**row)
+    return lines
 
 
 @contextlib.contextmanager
@@ -242,7 +222,6 @@ class CorrectionsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines: list[Correction] = []
-        self._columns: Sequence[str] = COLUMNS
         self._state: tuple[int, ...] = ()  # of the file that was read
         self.refresh()
 
@@ -258,7 +237,8 @@ class CorrectionsFile:
                 lock_if_supported(descriptor, fcntl.LOCK_SH)
                 self._load(descriptor)
         except FileNotFoundError:
-            self._forget()
+            self.lines = []
+            self._state = ()
 
     def append(self, correction: Correction) -> None:
         """Append a line, and read those of other processes.
@@ -270,11 +250,13 @@ class CorrectionsFile:
         with _opened(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT) as descriptor:
             lock_if_supported(descriptor, fcntl.LOCK_EX)
             self._load(descriptor)
-            record = _record(getattr(correction, name) for name in self._columns)
-            added = parse_corrections(_record(self._columns) + record, self.path)
             size = os.fstat(descriptor).st_size
+            header = os.pread(descriptor, 100, 0).split(b"\n")[0]
+            num_columns = len(header.split(b",")) if size else len(COLUMNS)
+            record = _record(correction[:num_columns])
+            added = parse_corrections(_record(COLUMNS[:num_columns]) + record, self.path)
             if size == 0:
-                record = _record(self._columns) + record
+                record = _record(COLUMNS) + record
             elif os.pread(descriptor, 1, size - 1) != b"\n":
                 record = b"\n" + record
             try:
@@ -290,18 +272,10 @@ class CorrectionsFile:
 
     def _load(self, descriptor: int) -> None:
         state = _state(descriptor)
-        if state == self._state:
-            return
-        self._forget()
-        if content := _read_all(descriptor, self.path):
-            self._columns = _read_header(_reader(content), self.path)
-            self.lines = parse_corrections(content, self.path)
-        self._state = state
-
-    def _forget(self) -> None:
-        self.lines = []
-        self._columns = COLUMNS
-        self._state = ()
+        if state != self._state:
+            content = _read_all(descriptor, self.path)
+            self.lines = parse_corrections(content, self.path) if content else []
+            self._state = state
 
 
 def _state(descriptor: int) -> tuple[int, ...]:

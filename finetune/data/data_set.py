@@ -5,7 +5,7 @@ functions from a `DataSet` to a `DataSet`.
 """
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,9 +15,8 @@ import numpy as np
 from finetune.data.corrections import Changes
 from finetune.data.faults import Fault
 from finetune.data.samples import PathList, Samples
+from finetune.data.splits import SPLIT_NAMES
 from finetune.data.targets import ClassIndex, MultiHot, Targets
-from finetune.system.file_names import composed
-from finetune.system.messages import WrongUsage, did_you_mean
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from finetune.data.seen_record import SeenRecord
@@ -38,7 +37,6 @@ class DataSet:
         folder: Folder that the names of the images are relative to; "" if there is none.
         label_kind: Whether each image has exactly one class, or several labels or none.
         has_splits: Whether the place has splits, so that training does not draw all of them.
-        is_table: Whether the place is a table.
         faults: What is wrong. Files, folders and rows of faults with `can_skip` are not among the images.
         notes: What a user should know, such as the files that were skipped.
         remark: How the labels were found, for a log line; "" for class folders.
@@ -54,7 +52,6 @@ class DataSet:
     folder: str = ""
     label_kind: "LabelKind" = "single"
     has_splits: bool = False
-    is_table: bool = False
     faults: tuple[Fault, ...] = ()
     notes: tuple[str, ...] = ()
     remark: str = ""
@@ -69,7 +66,7 @@ class DataSet:
     @cached_property
     def paths(self) -> PathList:
         """The path of each image, N."""
-        return PathList(path for samples in self.splits.values() for path in samples.paths)
+        return PathList.joined([samples.paths for samples in self.splits.values()])
 
     @cached_property
     def split_of(self) -> np.ndarray:
@@ -117,6 +114,11 @@ class DataSet:
         """Return the name of image i: its path below the folder of the data set."""
         return self.paths[i].removeprefix(os.path.join(self.folder, ""))
 
+    def from_class(self, name: str) -> str:
+        """Return the name of an image without the folder of its split, if it has one."""
+        first, _, rest = name.partition("/")
+        return rest if self.has_splits and first.lower() in SPLIT_NAMES else name
+
     def names(self) -> Iterator[str]:
         """Yield the name of each image."""
         return (name for samples in self.splits.values() for name in samples.names())
@@ -134,7 +136,7 @@ class DataSet:
         if self.splits[split].is_drawn:
             return "held out of training"
         if self.has_splits:
-            return f"its rows of split {split}" if self.is_table else f"its {split} folder"
+            return f"its {split} split"
         if split == "predict":
             return ""
         return "all" if len(self.splits) == 1 else "the remaining images"
@@ -143,18 +145,6 @@ class DataSet:
 def label_set_name(labels: Sequence[str]) -> str:
     """Return the labels of an image in words."""
     return " + ".join(labels) or "no label"
-
-
-def check_names_exist(option: str, names: Collection[str], existing: Collection[str]) -> None:
-    """Check that the classes that an option names exist. A misspelt one would otherwise not be excluded or merged.
-
-    Raises:
-        WrongUsage: One does not.
-    """
-    for name in sorted(names):  # the same message for a set in any order
-        if composed(name) not in existing:
-            hint = did_you_mean(name, sorted(existing))
-            raise WrongUsage(f"{option}: there is no class {name!r}{hint}")
 
 
 def empty_classes(targets: Targets, class_names: Sequence[str]) -> list[str]:

@@ -273,9 +273,14 @@ class ImageDataModule(pl.LightningDataModule):
         The first use reads 12 kB of each image.
         """
         if self.is_fitted and self.scanned.seen is None and is_rank_zero():
-            record = build_record(self.splits["train"], self.splits.get("val"))
+            splits = {
+                split: replace(samples, facts=samples.look())
+                for split, samples in self.splits.items()
+                if split in ("train", "val")
+            }
+            record = build_record(splits["train"], splits.get("val"))
             seen = record if self.seen_before is None else record | self.seen_before
-            self.scanned = replace(self.scanned, seen=seen)
+            self.scanned = replace(self.scanned, splits=self.splits | splits, seen=seen)
         return self.scanned.seen
 
     @property

@@ -1,14 +1,16 @@
 """Draw the splits of a data set that it does not have itself."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from finetune.data.data_set import DataSet, empty_classes
 from finetune.data.data_settings import Splitting
-from finetune.data.samples import Samples
+from finetune.data.image_files import concatenate_stats
+from finetune.data.samples import PathList, Samples
 from finetune.data.splits import Units, fold_parts, hashes, stratified, units_of, with_each_label
-from finetune.data.targets import MultiHot, Targets
+from finetune.data.targets import ClassIndex, MultiHot, Targets
 
 
 def draw_splits(data: DataSet, settings: Splitting) -> DataSet:
@@ -38,6 +40,28 @@ def draw_splits(data: DataSet, settings: Splitting) -> DataSet:
         if len(rows):
             splits[name] = replace(everything.take(rows), is_drawn=True)
     return replace(data, splits=splits, training_faults=faults)
+
+
+def joined(parts: Sequence[Samples]) -> Samples:
+    """Return the images of splits that were drawn as one split that was not, by class and path."""
+    first = parts[0]
+    paths = [path for part in parts for path in part.paths]
+    labels = np.concatenate([part.targets.labels for part in parts])
+    class_of = labels if isinstance(first.targets, ClassIndex) else np.zeros(len(paths))
+    groups = [part.groups for part in parts if part.groups is not None]
+    images = replace(
+        first,
+        paths=PathList(paths),
+        targets=replace(first.targets, labels=labels),
+        cached=None,
+        facts=None,
+        stats=concatenate_stats([part.load_stats() for part in parts]),
+        groups=np.concatenate(groups) if groups else None,
+        weights=None,
+        is_drawn=False,
+    )
+    order = sorted(range(len(paths)), key=lambda i: (class_of[i], paths[i]))
+    return images.take(np.array(order, np.int64))
 
 
 def _parts(data: DataSet, everything: Samples, settings: Splitting) -> list[np.ndarray]:

@@ -46,8 +46,6 @@ def refuse_faults(faults: Sequence[Fault], skip: bool) -> None:
     if not refused:
         return
     first = refused[0]
-    more = ""
-    if num := len({fault.row for fault in refused} - {first.row, -1}):
-        more = f" ({counted(num, 'more row has a fault', 'more rows have faults')})"
+    more = f" ({counted(len(refused) - 1, 'more fault')})" if len(refused) > 1 else ""
     skip_it = "; --data.on_bad_image skip leaves it out" if first.can_skip else ""
     raise ValueError(first.advice(more) + skip_it)

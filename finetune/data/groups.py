@@ -53,20 +53,17 @@ def put_into_groups(data: DataSet, group_by: str | None) -> DataSet:
         return data
     if data.groups is not None:
         raise WrongUsage("the table has a column of groups: remove --data.group_by")
-    has_split_folders = data.has_splits and not data.is_table
     splits = {
-        split: replace(
-            samples, groups=group_ids(_group_names(samples.names(), group_by, has_split_folders))
-        )
+        split: replace(samples, groups=group_ids(_group_names(data, samples.names(), group_by)))
         for split, samples in data.splits.items()
     }
     return replace(data, splits=splits)
 
 
-def _group_names(names: Iterable[str], group_by: str, has_split_folders: bool) -> Iterator[str]:
+def _group_names(data: DataSet, names: Iterable[str], group_by: str) -> Iterator[str]:
     pattern = re.compile(group_by)
     for name in names:
-        from_class = name.partition("/")[2] if has_split_folders else name
+        from_class = data.from_class(name)
         if group_by == FOLDER:
             group = "/".join(from_class.split("/")[1:-1])
         else:

@@ -27,12 +27,12 @@ from rich.progress import track
 
 import finetune
 from finetune.data.addresses import real_place
-from finetune.data.decode import DecodeError, decode, stored_size
+from finetune.data.decode import DecodeError, decode
+from finetune.data.file_facts import sizes_of_some
 from finetune.data.heif import heic_version
 from finetune.data.image_files import concatenate_stats, files_digest, normal_path
 from finetune.data.memmap import MemmapImages, TooLarge, open_or_none, write_memmap
 from finetune.data.mirror import map_files
-from finetune.data.samplers import ESTIMATE, draw_indices
 from finetune.data.samples import CachedImages, Samples
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.cache_dir import IMAGES, available_bytes, cache_dir, mark_used
@@ -44,7 +44,6 @@ from finetune.system.progress import console
 log = logging.getLogger(__name__)
 
 _MIN_SAVED = 1000  # images that need not be decoded again: about a second of one core
-_NUM_SAMPLED = 200  # headers that are read to estimate the size
 
 
 def is_worthwhile(num_reads: float, num_images: int) -> bool:
@@ -175,9 +174,7 @@ def _build(
 def _estimate(paths: Sequence[str], shorter_side: int | None) -> float:
     """Return an estimate of the bytes of all decoded images, from the headers of some."""
     num_pixels = []
-    # Random, because sizes may be periodic in the list. The seed is fixed, because all processes must agree.
-    drawn = [paths[i] for i in draw_indices(len(paths), _NUM_SAMPLED, ESTIMATE)]
-    for height, width in map_files(stored_size, drawn):
+    for height, width in sizes_of_some(paths).tolist():
         scale = min(1.0, (shorter_side or math.inf) / max(1, min(height, width)))
         num_pixels.append(height * width * scale**2)
     return 3 * len(paths) * float(np.mean(num_pixels))

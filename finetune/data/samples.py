@@ -12,6 +12,7 @@ import numpy as np
 from finetune.data.addresses import is_in_bucket
 from finetune.data.decode import decode
 from finetune.data.file_entries import FileStats
+from finetune.data.file_facts import FileFacts, look_at
 from finetune.data.image_files import file_stats
 from finetune.data.memmap import MemmapImages
 from finetune.data.splits import hashes
@@ -21,7 +22,12 @@ _BLOCK = 4096  # paths that are decoded at a time
 
 
 class PathList(Sequence[str]):
-    """Many paths in two arrays. A path takes its bytes plus 8, and forked workers share the memory without copies."""
+    """Many paths in two arrays. A path takes its bytes plus 8, and forked workers share the memory without copies.
+
+    Attributes:
+        letters: The bytes of all paths, one after the other, (L,) uint8.
+        ends: The place of each path's end in `letters`, after a 0 for the first begin, (N + 1,) int64.
+    """
 
     def __init__(self, paths: Iterable[str]) -> None:
         letters = bytearray()
@@ -29,17 +35,17 @@ class PathList(Sequence[str]):
         for path in paths:
             letters += os.fsencode(path)
             ends.append(len(letters))
-        self._letters = np.frombuffer(bytes(letters), np.uint8)
-        self._ends = np.frombuffer(ends.tobytes(), np.int64)
+        self.letters = np.frombuffer(bytes(letters), np.uint8)
+        self.ends = np.frombuffer(ends.tobytes(), np.int64)
 
     def __len__(self) -> int:
-        return len(self._ends) - 1
+        return len(self.ends) - 1
 
     def __iter__(self) -> Iterator[str]:
         # in blocks of plain text: several times quicker than by index
         for first in range(0, len(self), _BLOCK):
-            ends = self._ends[first : first + _BLOCK + 1]
-            letters = self._letters[ends[0] : ends[-1]].tobytes()
+            ends = self.ends[first : first + _BLOCK + 1]
+            letters = self.letters[ends[0] : ends[-1]].tobytes()
             places = pairwise((ends - ends[0]).tolist())
             if letters.isascii():
                 text = letters.decode("ascii")
@@ -56,7 +62,34 @@ class PathList(Sequence[str]):
             return [self[j] for j in range(*i.indices(len(self)))]
         if not 0 <= i < len(self):
             raise IndexError(i)
-        return os.fsdecode(self._letters[self._ends[i] : self._ends[i + 1]].tobytes())
+        return os.fsdecode(self.letters[self.ends[i] : self.ends[i + 1]].tobytes())
+
+    def take(self, rows: np.ndarray) -> "PathList":
+        """Return the paths at `rows`, in that order."""
+        sizes = np.diff(self.ends)[rows]
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        letters = np.empty(ends[-1], np.uint8)
+        for first in range(0, len(rows), _BLOCK):  # since the places of letters take 8 bytes each
+            block = slice(first, first + _BLOCK)
+            shifts = self.ends[rows[block]] - ends[first : first + len(sizes[block])]
+            into = slice(ends[first], ends[first + len(sizes[block])])
+            places = np.arange(into.start, into.stop) + np.repeat(shifts, sizes[block])
+            letters[into] = self.letters[places]
+        return PathList._of(letters, ends)
+
+    @staticmethod
+    def joined(parts: Sequence["PathList"]) -> "PathList":
+        """Return the paths of all parts, in their order."""
+        sizes = np.concatenate([[0], *(np.diff(part.ends) for part in parts)])
+        letters = np.concatenate([np.zeros(0, np.uint8), *(part.letters for part in parts)])
+        return PathList._of(letters, np.cumsum(sizes))
+
+    @staticmethod
+    def _of(letters: np.ndarray, ends: np.ndarray) -> "PathList":
+        paths = PathList(())
+        paths.letters = letters
+        paths.ends = ends.astype(np.int64)
+        return paths
 
 
 @dataclass(frozen=True)
@@ -91,18 +124,20 @@ class Samples:
         shorter_side: Shorter side, in pixels, to which larger images are resized in decoding; None does not resize.
         cached: The decoded images, if a cache has them.
         stats: Size and times of each file, if they were read when the images were listed.
+        facts: What each file holds, if that was read.
         groups: Group of each image as `splits.group_ids` of its name, (N,) uint64; None if there are no groups. The
             images of one group belong to one split.
         weights: Weight of each image in training, (N,) float64; None if all have the same.
         is_drawn: Whether the images were held out of training at random, and are not a split of the user.
     """
 
-    paths: Sequence[str]
+    paths: PathList
     targets: Targets
     folder: str = ""
     shorter_side: int | None = None
     cached: CachedImages | None = None
     stats: FileStats | None = None
+    facts: FileFacts | None = None
     groups: np.ndarray | None = None
     weights: np.ndarray | None = None
     is_drawn: bool = False
@@ -114,10 +149,11 @@ class Samples:
         """Return the images at `rows`, in that order."""
         return replace(
             self,
-            paths=PathList(self.paths[row] for row in rows.tolist()),
+            paths=self.paths.take(rows),
             targets=self.targets.take(rows),
             cached=None if self.cached is None else self.cached.take(rows),
             stats=None if self.stats is None else self.stats.take(rows),
+            facts=None if self.facts is None else self.facts.take(rows),
             groups=None if self.groups is None else self.groups[rows],
             weights=None if self.weights is None else self.weights[rows],
         )
@@ -130,6 +166,10 @@ class Samples:
     def load_stats(self) -> FileStats:
         """Return the size and times of each file. Files are only read from disk if `stats` is None."""
         return file_stats(self.paths) if self.stats is None else self.stats
+
+    def look(self) -> FileFacts:
+        """Return what each file holds. Files are only read if `facts` is None."""
+        return look_at(self.paths) if self.facts is None else self.facts
 
     def hashes(self) -> np.ndarray:
         """Return the hash of each image's name, (N,) uint64."""

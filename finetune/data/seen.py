@@ -1,6 +1,6 @@
 """Exclude a checkpoint's training images from its evaluation, by the record in the checkpoint.
 
-An image is known by its content (`contents`), in whatever folder and under whatever name. The images of a place that
+An image is known by its content (`file_facts`), in whatever folder and under whatever name. The images of a place that
 the run was not trained on are evaluated. The images that pretrained weights were trained on are not recorded.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from finetune.data.samples import Samples
-from finetune.data.seen_record import SeenRecord, digests_of, read_record
+from finetune.data.seen_record import SeenRecord, read_record
 from finetune.system.messages import counted, shown
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def exclude_seen(
 def _keep_unseen(data: Any, split: str, record: SeenRecord, is_logged: bool) -> bool:
     """Exclude the images of a split that the checkpoint has seen. Return whether there are any."""
     samples: Samples = data.splits[split]
-    digests = digests_of(samples)
+    digests = samples.look().digests
     is_seen = np.isin(digests, record.train)
     is_validated = np.isin(digests, record.val)
     if split == "test":

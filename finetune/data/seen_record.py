@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from finetune.data.contents import UNKNOWN, file_digests
+from finetune.data.file_facts import UNKNOWN
 from finetune.data.samples import Samples
 
 
@@ -17,7 +17,7 @@ class SeenRecord:
     """The content digests of images, sorted. An image takes 8 bytes: 0.8 MB of a checkpoint for 100,000 images.
 
     Attributes:
-        train: `digests_of` the training images, (N,) uint64.
+        train: The digests of the training images, as in `FileFacts`, (N,) uint64.
         val: Those of the validation images, (M,) uint64.
     """
 
@@ -45,15 +45,10 @@ def read_record(checkpoint: Mapping[str, Any]) -> SeenRecord | None:
 
 
 def build_record(train: Samples, val: Samples | None) -> SeenRecord:
-    """Return the record of a run with these splits. This reads 12 kB of each file."""
-    digests = [digests_of(part) for part in (train, val) if part is not None]
+    """Return the record of a run with these splits. Files are read, unless they were."""
+    digests = [part.look().digests for part in (train, val) if part is not None]
     known = [np.unique(part[part != UNKNOWN]) for part in digests]
     return SeenRecord(known[0], known[1] if val is not None else known[0][:0])
-
-
-def digests_of(samples: Samples) -> np.ndarray:
-    """Return the content digest of each image, (N,) uint64; `UNKNOWN` if its file is empty or cannot be read."""
-    return file_digests(samples.paths, np.flatnonzero(samples.load_stats().sizes > 0))
 
 
 def fingerprint(train: Samples, val: Samples | None) -> str:

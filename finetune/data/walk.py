@@ -52,6 +52,13 @@ class Skipped:
     suffixes: Counter[str] = field(default_factory=Counter)
     loose: Counter[str] = field(default_factory=Counter)
 
+    def look_beside(self, folder: str) -> None:
+        """Record the images and the dangling links that lie next to the class folders in a folder."""
+        links = [entry.path for entry in _visible(folder) if entry.is_link]
+        self.links += [link for link in links if kind_of(link) == "link"]
+        if num := num_loose(folder):
+            self.loose[folder] = num
+
     def notes(self, root: str) -> list[str]:
         """Return what was skipped, a line per kind, most frequent suffixes first."""
         notes = [f"skipped {link}: a dangling link" for link in self.links]
@@ -103,12 +110,6 @@ def num_loose(folder: str) -> int:
     """Return the number of images in `folder` itself, without subfolders."""
     visible = _visible(folder)
     return sum(is_image_file(entry.name) and not entry.is_folder for entry in visible)
-
-
-def dangling_links(folder: str) -> list[str]:
-    """Return the links in `folder` itself whose target does not exist."""
-    links = [entry.path for entry in _visible(folder) if entry.is_link]
-    return [link for link in links if kind_of(link) == "link"]
 
 
 def holds_runs(folder: str) -> bool:

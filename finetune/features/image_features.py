@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from finetune.data.image_files import file_stats
 from finetune.data.mirror import Ahead
-from finetune.data.samples import Samples
+from finetune.data.samples import PathList, Samples
 from finetune.data.targets import ClassIndex
 from finetune.data.transforms import eval_transform
 from finetune.models.fx import fuse_batch_norm
@@ -62,7 +62,9 @@ def image_features(
     image_size = preparation["image_size"]
     unlabelled = ClassIndex(np.full(len(paths), -1, np.int64), num_classes=0)
     # A large JPEG is decoded at about twice the size anyway.
-    samples = Samples(paths, unlabelled, shorter_side=2 * image_size, stats=file_stats(paths))
+    samples = Samples(
+        PathList(paths), unlabelled, shorter_side=2 * image_size, stats=file_stats(paths)
+    )
 
     def load(index: int) -> np.ndarray:
         return transform(image=samples.read(index))["image"]

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from finetune.data.checking.duplicates import connected, is_blank, near_duplicates
 from finetune.data.checking.image_facts import collect_facts, inspect_images
-from finetune.data.contents import equal_files
 from finetune.data.data_set import DataSet
+from finetune.data.file_facts import UNKNOWN, equal_files
 from finetune.features.image_features import Features, image_features
 from finetune.features.label_errors import (
     fold_groups,
@@ -178,7 +178,7 @@ class RankingJob(threading.Thread):
         is_kept = self.labels_now().is_kept
         facts = collect_facts(self._counted(inspect_images(paths)), num)
         shows_something = facts.is_readable & ~is_blank(facts) & is_kept
-        exact = equal_files(paths, np.where(shows_something, facts.num_bytes, -1))
+        exact = equal_files(np.where(shows_something, facts.digests, UNKNOWN))
         repeated = [copy for members in exact for copy in members[1:]]
         measured = np.setdiff1d(np.flatnonzero(shows_something), repeated)
         near = near_duplicates(facts, measured)

@@ -6,7 +6,7 @@ from finetune.data.corrections import EXCLUDED
 from finetune.data.data_set import DataSet
 from finetune.data.datasets.scan import scan
 from finetune.data.faults import refuse_faults
-from finetune.data.tables.table_scan import ScanOptions
+from finetune.data.listing import ScanOptions
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage
 

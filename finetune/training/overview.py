@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ import pytorch_lightning as pl
 import torch
 
 from finetune.data.batch_limits import batches_within, num_within
-from finetune.data.checking.first_look import first_look
+from finetune.data.checking.findings import as_plain
+from finetune.data.checking.first_look import faulty_files, first_look
 from finetune.data.data_place import is_copied
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.decode import stored_size
+from finetune.data.file_facts import sizes_of_some
 from finetune.data.groups import straddling_groups, unequal_shares
-from finetune.data.mirror import map_files
 from finetune.data.transforms import cropped_area
 from finetune.models.ensemble import member_label
 from finetune.system.messages import as_wrong_usage, counted
@@ -25,8 +26,8 @@ from finetune.training.param_groups import scale_learning_rates
 log = logging.getLogger(__name__)
 
 _NUM_CLASSES_SHOWN = 8
+_NUM_KEPT = 5  # examples of each finding in about.json
 _FEW = 2  # images of a class, which are too few to train on
-_NUM_MEASURED = 200  # training images whose sizes are read, evenly spaced: a tenth of a second
 # Of an image's area. With the default crop_share, 7/8, a square loses 23 %, a plain photograph of 4:3 43 % and one of
 # 3:2 49 % (1 - 2/3 * (7/8)**2), which is what ImageNet's evaluation does, too; 16:9 and longer ones lose 57 % and more.
 _MUCH_CROPPED = 0.5
@@ -54,8 +55,9 @@ def log_overview(
     if weights is not None:
         lines.insert(1, _image_weights(weights))
     doubtful = [*data_warnings(data), *few_validation_images(trainer, model, data)]
-    look = first_look(data.scanned)
-    if line := look.line():
+    images = replace(data.scanned)  # its lists of all images are not kept during the fit
+    findings = first_look(images)
+    if line := faulty_files(images, findings):
         doubtful.append(line)
     for line in lines:
         log.info("%s", line)
@@ -74,7 +76,7 @@ def log_overview(
         "splits": splits,
         "lines": lines,
         "doubts": doubtful,
-        "first_look": look.plain(),
+        "first_look": as_plain(findings, images, _NUM_KEPT),
         "fingerprint": data.fingerprint,
         **({} if corrections is None else {"corrections": corrections.plain()}),
     }
@@ -135,11 +137,12 @@ def few_validation_images(
 
 def crop_line(data: ImageDataModule) -> str:
     """Return a line if the crop of evaluation removes much of many images; else ""."""
-    paths = data.splits["train"].paths
     preparation = data.preparation
-    chosen = np.linspace(0, len(paths) - 1, min(_NUM_MEASURED, len(paths))).astype(int)
-    drawn = [paths[i] for i in chosen.tolist()]
-    sizes = [size for size in map_files(stored_size, drawn) if min(size) > 0]
+    sizes = [
+        (height, width)
+        for height, width in sizes_of_some(data.splits["train"].paths).tolist()
+        if min(height, width) > 0
+    ]
     cut = np.array(
         [cropped_area(*size, preparation.resize, preparation.crop_share) for size in sizes]
     )

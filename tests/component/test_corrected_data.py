@@ -11,9 +11,9 @@ from finetune import ImageFolderData
 from finetune.data.corrected_samples import correct, for_other_place
 from finetune.data.corrections import Correction, CorrectionsFile, read_corrections
 from finetune.data.datasets.scan import scan
+from finetune.data.listing import ScanOptions
 from finetune.data.seen_record import build_record
 from finetune.data.splits import stratified
-from finetune.data.tables.table_scan import ScanOptions
 
 
 @pytest.fixture

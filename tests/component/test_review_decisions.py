@@ -7,7 +7,7 @@ from promise import promise
 from reviews import MOVED, job_of
 
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.data.tables.table_scan import ScanOptions
+from finetune.data.listing import ScanOptions
 from finetune.review import review_session
 from finetune.review.ranking_job import LabelsNow
 from finetune.review.review_images import list_images

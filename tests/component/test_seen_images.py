@@ -227,7 +227,7 @@ def test_another_folder_with_splits_gives_its_own(tmp_path, lines):
         other.loader("test")
     write(root, "test/cat/1.png", "test/dog/1.png", "valid/dog/1.png")
     assert held(checkpoint, data(root)) == ["test/cat/1.png", "test/dog/1.png"]
-    assert lines.messages[-1] == f"2 test images of {root} (its test folder)"
+    assert lines.messages[-1] == f"2 test images of {root} (its test split)"
     assert held(checkpoint, data(root), "val") == ["valid/dog/1.png"]
 
 

@@ -21,11 +21,11 @@ from finetune.data import bucket_client
 from finetune.data.addresses import StorageError, parse_address
 from finetune.data.archives import unpacked
 from finetune.data.checking.check_page import write_lists
-from finetune.data.checking.findings import Finding, Row
+from finetune.data.checking.findings import Finding, Row, as_plain
 from finetune.data.checking.first_look import first_look
-from finetune.data.contents import UNKNOWN, file_digests
 from finetune.data.datasets.folders import class_folders
 from finetune.data.datasets.scan import scan
+from finetune.data.file_facts import UNKNOWN, look_at
 from finetune.data.image_files import (
     file_stats,
     files_digest,
@@ -105,9 +105,9 @@ def test_a_data_module_reads_the_same_data_set(place, colours):
     assert there.fingerprint == here.fingerprint and there.class_names == here.class_names
     results = []
     for data in (here, there):
-        look = first_look(data.scanned)
+        look = as_plain(first_look(data.scanned), data.scanned)
         seen = build_record(data.splits["train"], data.splits["val"])
-        results.append((look.plain(), seen.train.tolist(), seen.val.tolist()))
+        results.append((look, seen.train.tolist(), seen.val.tolist()))
     assert results[0] == results[1] and len(results[0][1]) == len(data.splits["train"])
     for split, part in here.splits.items():
         other = there.splits[split]
@@ -145,7 +145,7 @@ def test_a_replaced_file_is_noticed(place):
 
     def digests() -> tuple[str, int]:
         refresh(f"{folder}/new")
-        content = int(file_digests([path], np.arange(1))[0])
+        content = int(look_at([path]).digests[0])
         return files_digest([path], file_stats([path]), f"{folder}/new"), content
 
     write("new/x/a.png", b"123")
@@ -186,7 +186,7 @@ def test_a_file_replaced_by_one_of_its_size_and_time_is_noticed(tmp_path, how):
 def test_a_pipe_and_a_folder_are_no_files(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert file_stats([str(tmp_path / "pipe"), str(tmp_path)]).is_regular.tolist() == [False] * 2
-    assert file_digests([str(tmp_path / "pipe")], np.array([0])).tolist() == [UNKNOWN]
+    assert look_at([str(tmp_path / "pipe")]).digests.tolist() == [UNKNOWN]
     with pytest.raises(ValueError, match="a pipe"):
         open_file(tmp_path / "pipe")
     with pytest.raises(OSError, match=str(tmp_path)):
@@ -235,7 +235,7 @@ def test_pieces_of_an_object_that_was_replaced_are_not_taken(server):
     paths = data.splits["train"].paths
     server.put(paths[0].removeprefix(f"{server.address}/"), b"x")
     with pytest.raises(StorageError, match="was replaced"):
-        file_digests(paths, np.arange(len(paths)))
+        look_at(paths)
 
 
 def test_threads_may_read_copies_on_a_small_disk(server, monkeypatch):

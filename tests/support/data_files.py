@@ -9,7 +9,7 @@ import pytest
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.data.samples import Samples
+from finetune.data.samples import PathList, Samples
 from finetune.data.targets import ClassIndex
 
 
@@ -63,7 +63,9 @@ def read(data: ImageFolderData) -> ImageFolderData:
 
 def nowhere(num: int) -> Samples:
     """A split of this many images of one class. Their files do not exist."""
-    return Samples(["nowhere.png"] * num, ClassIndex(np.zeros(num, np.int64), num_classes=1))
+    return Samples(
+        PathList(["nowhere.png"] * num), ClassIndex(np.zeros(num, np.int64), num_classes=1)
+    )
 
 
 def paths(data: ImageDataModule, split: str) -> list[str]:

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 from PIL import Image
 
-from finetune.data.checking.image_facts import Facts
+from finetune.data.checking.image_facts import Facts, empty_facts
 
 
 def drawing(seed: int, width: int = 300, height: int = 220) -> Image.Image:
@@ -24,23 +24,21 @@ def drawing(seed: int, width: int = 300, height: int = 220) -> Image.Image:
 def facts_of(grey: np.ndarray, **changes) -> Facts:
     """Return facts of readable square images with these grey copies (N, S, S); everything else is equal."""
     num = len(grey)
-    facts = {
-        "errors": [""] * num,
-        "kinds": ["JPEG"] * num,
-        "modes": ["RGB"] * num,
-        "sizes": np.full((num, 2), 100),
-    }
-    facts |= {
-        "num_bytes": np.full(num, 5000),
-        "changed": np.zeros(num),
-        "colours": np.full((num, 3), 99, np.float32),
-    }
     flat = grey.reshape(num, grey.shape[1] * grey.shape[2])
-    facts |= {
+    values = {
+        "kinds": "JPEG",
+        "modes": "RGB",
+        "sizes": 100,
+        "num_bytes": 5000,
+        "colours": 99,
+        "grey": grey,
         "contrast": flat.std(axis=1),
-        "brightest": np.percentile(flat, 99, axis=1) if num else np.zeros(0),
+        "brightest": np.percentile(flat, 99, axis=1) if num else 0,
     }
-    return Facts(**{**facts, "grey": grey, **changes})
+    facts = empty_facts(num)
+    for name, value in {**values, **changes}.items():
+        facts[name] = value
+    return facts
 
 
 def progressive(extra: int) -> bytes:

@@ -190,13 +190,11 @@ def _fault_of_pixels(pixels: np.ndarray, path: Path) -> str:
 
 def _fault_of_other_readings(path: Path, is_readable: bool) -> str:
     """Return what a smaller copy and `finetune check` say otherwise than the decoder."""
-    facts = inspect_image(str(path))
-    if is_readable == bool(facts.error):
-        return (
-            f"check says {facts.error!r}, the decoder {'decodes' if is_readable else 'refuses'} it"
-        )
-    if not is_readable and not _is_line(facts.error):
-        return f"check says {facts.error!r}"
+    error = inspect_image(str(path)).errors[0]
+    if is_readable == bool(error):
+        return f"check says {error!r}, the decoder {'decodes' if is_readable else 'refuses'} it"
+    if not is_readable and not _is_line(error):
+        return f"check says {error!r}"
     if is_readable == (small_copy(str(path), 16) is None):
         return "the small copy of a report differs in whether the file is readable"
     try:

@@ -42,7 +42,7 @@ def write_run(
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     counts = dict.fromkeys(names, 4)
     splits = {
-        "train": {"origin": "its train folder", "counts": counts},
+        "train": {"origin": "its train split", "counts": counts},
         "test": {"origin": "", "counts": counts},
     }
     about = {

@@ -16,7 +16,7 @@ from scipy.fft import dctn
 from finetune.data.checking.duplicates import connected, is_blank, near_duplicates
 from finetune.data.checking.image_facts import Facts, collect_facts, inspect_images
 from finetune.data.checking.perceptual_hash import hashes, near_pairs
-from finetune.data.contents import PIECE, UNKNOWN, equal_files, file_digests
+from finetune.data.file_facts import PIECE, UNKNOWN, digest_of, equal_files, look_at
 
 # Sizes about the pieces in which files are read; the last two differ from one another in a byte at a place in between.
 SIZES = [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 10 * PIECE, 100_000, 2_500_000]
@@ -40,10 +40,11 @@ def test_files_are_equal_if_each_byte_is(files):
         paths = [f"{folder}/{i}" for i in range(len(contents))]
         for path, content in zip(paths, contents, strict=True):
             Path(path).write_bytes(content)
-        digests = file_digests(paths, np.arange(len(paths)))
-        sizes = np.array([len(content) for content in contents])
-        found = equal_files(paths, sizes)
-    assert digests.dtype == np.uint64 and UNKNOWN not in digests[sizes > 0]
+        digests = look_at(paths).digests
+    sizes = np.array([len(content) for content in contents])
+    assert digests.dtype == np.uint64 and ((digests == UNKNOWN) == (sizes == 0)).all()
+    assert digests.tolist() == [*map(digest_of, contents)]
+    found = equal_files(digests)
     table: dict[bytes, list[int]] = {}
     for i, content in enumerate(contents):
         table.setdefault(content, []).append(i)
@@ -59,13 +60,12 @@ def test_what_is_no_file_has_no_digest_and_no_equals(tmp_path):
     paths = [str(tmp_path / name) for name in ("gone", "pipe", "a", "b", "c")]
     for path in paths[2:]:
         Path(path).write_bytes(b"same")
-    assert equal_files(paths, np.full(5, 4)) == [[2, 3, 4]]
-    # only among the rows of one set
-    assert equal_files(paths, np.full(5, 4), np.array([0, 0, 0, 1, 1])) == [[2, 3, 4]]
-    assert equal_files(paths, np.full(5, 4), np.array([0, 0, 1, 1, 1])) == []
-    # only those that are asked for
-    digests = file_digests(paths, np.array([0, 1, 2]))
-    assert np.flatnonzero(digests != UNKNOWN).tolist() == [2]
+    digests = look_at(paths).digests
+    assert equal_files(digests) == [[2, 3, 4]]
+    # only sets of several groups
+    assert equal_files(digests, np.array([0, 0, 0, 1, 1])) == [[2, 3, 4]]
+    assert equal_files(digests, np.array([0, 0, 1, 1, 1])) == []
+    assert np.flatnonzero(digests != UNKNOWN).tolist() == [2, 3, 4]
 
 
 # Perceptual hashes

@@ -49,7 +49,7 @@ def test_a_cut_file_is_refused_or_still_complete(kind, share, has_end):
     with tempfile.NamedTemporaryFile() as file:
         file.write(content)
         file.flush()
-        assert inspect_image(file.name).error
+        assert inspect_image(file.name).errors[0]
         assert small_copy(file.name, 60) is None
     with (
         pytest.raises((OSError, ValueError, SyntaxError)),

@@ -3,7 +3,7 @@
 import numpy as np
 
 from finetune.data.data_set import DataSet
-from finetune.data.samples import Samples
+from finetune.data.samples import PathList, Samples
 from finetune.data.targets import ClassIndex
 from finetune.review.doubts import Evidence, Order, find_label_mistakes, order_images
 from finetune.runs.answers import LabelAnswers
@@ -20,7 +20,8 @@ def data_of(labels: list[int], splits: list[int]) -> DataSet:
     }
     samples = {
         name: Samples(
-            [f"/data/{name}/{i}.png" for i in range(len(of))], ClassIndex(np.array(of, np.int64), 3)
+            PathList(f"/data/{name}/{i}.png" for i in range(len(of))),
+            ClassIndex(np.array(of, np.int64), 3),
         )
         for name, of in parts.items()
     }

@@ -33,6 +33,9 @@ def test_a_list_of_paths_gives_back_its_paths(names, times):
     for wrong in (len(names), -1):
         with pytest.raises(IndexError):
             paths[wrong]
+    rows = np.random.default_rng(0).permutation(len(names))[: 2 * len(names) // 3]
+    assert list(paths.take(rows)) == [names[row] for row in rows]
+    assert list(PathList.joined([paths, paths.take(rows[:0]), paths])) == 2 * names
 
 
 def test_a_list_of_paths_needs_eight_bytes_a_path_more_than_its_letters():
@@ -111,7 +114,7 @@ def test_rows_that_are_taken_keep_all_that_belongs_to_them(samples, tmp_path, ro
 
 def test_names_do_not_depend_on_the_place_of_the_folder(samples):
     assert next(iter(samples.names())) == "class 0/0.png"
-    paths = [path.replace(samples.folder, "/elsewhere") for path in samples.paths]
+    paths = PathList(path.replace(samples.folder, "/elsewhere") for path in samples.paths)
     moved = replace(samples, paths=paths, folder="/elsewhere")
     assert (moved.hashes() == samples.hashes()).all()
 

@@ -11,7 +11,7 @@ from promise import promise
 
 from finetune.data.data_set import DataSet
 from finetune.data.groups import put_into_groups, straddling_groups, unequal_shares
-from finetune.data.samples import Samples
+from finetune.data.samples import PathList, Samples
 from finetune.data.splits import (
     fold_parts,
     group_ids,
@@ -346,7 +346,7 @@ def groups_of(group_by: str, *names: str, split: str = "all") -> list[int]:
     names = tuple(f"{split}/{name}" for name in names) if has_splits else names
     paths = [f"/data/{name}" for name in names]
     labels = ClassIndex(np.zeros(len(names), np.int64), 1)
-    data = DataSet([], {split: Samples(paths, labels, "/data")}, has_splits=has_splits)
+    data = DataSet([], {split: Samples(PathList(paths), labels, "/data")}, has_splits=has_splits)
     ids = put_into_groups(data, group_by).groups
     order = list(dict.fromkeys(ids.tolist()))
     return [order.index(group) for group in ids.tolist()]
@@ -375,7 +375,7 @@ def test_group_by_and_a_column_of_groups_do_not_go_together():
 def part(groups: list[str], is_drawn: bool = False) -> Samples:
     paths = [f"{group}/{i}.png" for i, group in enumerate(groups)]
     labels = ClassIndex(np.zeros(len(groups), np.int64), 1)
-    return Samples(paths, labels, groups=group_ids(groups), is_drawn=is_drawn)
+    return Samples(PathList(paths), labels, groups=group_ids(groups), is_drawn=is_drawn)
 
 
 def test_a_group_in_given_train_and_test_folders_is_named():

@@ -131,7 +131,6 @@ def test_parquet_is_read_without_its_binary_columns(tmp_path):
 @pytest.mark.parametrize(
     ("num", "label", "num_labels", "words"),
     [
-        (10**6, "x", 1, "1,000,000 rows"),
         (10**6, None, 25, "26,000,000 values"),
         (10_000, "x" * 10**7, 0, "texts of more than"),
         (10_000, "x" * 10**7, 1, "texts of more than"),
@@ -180,7 +179,7 @@ def named(*names: str) -> TableFile:
         ("img target weight group", None, Columns("img", ("target",), None, "weight", "group")),
         # of predictions.csv and test_predictions.csv
         ("path class probability p_a error", None, Columns("path", ("class",))),
-        ("path label class", None, Columns("path", ("label",), others={"label": ("class",)})),
+        ("path label class", None, Columns("path", ("label",))),
         ("path label Sample_Weight", None, Columns("path", ("label",), weight="Sample_Weight")),
         ("id name label when", "path:name, label:when", Columns("name", ("when",))),
         ("id name label when", {"path": "name", "label": ["when"]}, Columns("name", ("when",))),

@@ -21,7 +21,7 @@ _UNEQUAL = 5.0  # ratio of the images of the largest and the smallest class
 # pixels of the shorter side, and share of its median
 _SMALL = 64
 _SMALL_SHARE = 0.5
-_USUAL_MODES = {"RGB", "L"}
+_USUAL_MODES = ("", "RGB", "L")
 
 
 def file_findings(facts: Facts) -> Iterator[Finding]:
@@ -38,8 +38,11 @@ def file_findings(facts: Facts) -> Iterator[Finding]:
         rows = [Row([i], *note(i)) for i in np.flatnonzero(wrong).tolist()]
         if rows:
             rows.sort(key=lambda row: -row.value)
-            words = title if len(rows) > 1 else _singular(title)
-            yield Finding(kind, level, f"{counted(len(rows), 'image')} {words}", advice, rows)
+            yield Finding(kind, level, f"{counted(len(rows), 'image')} {title}", advice, rows)
+
+    def pixels(i: int) -> str:
+        height, width = facts.sizes[i]
+        return f"{width} x {height}"
 
     readable = facts.is_readable
     yield from image_findings(
@@ -56,7 +59,7 @@ def file_findings(facts: Facts) -> Iterator[Finding]:
     yield from image_findings(
         "blank",
         "warning",
-        "show nothing: one colour, or nearly black",
+        "of one colour, or nearly black",
         "They teach nothing about the class. Remove them; dark ones of 16 bits may use fewer bits than "
         "their files state.",
         blank,
@@ -66,19 +69,17 @@ def file_findings(facts: Facts) -> Iterator[Finding]:
     yield from image_findings(
         "wide_or_tall",
         "note",
-        "are so wide or tall that half of them is cropped",
+        "so wide or tall that half is cropped",
         "Evaluation crops the square in the middle. fit --data.resize pad pads images to a square, and loses nothing.",
         readable & (ratios >= _WIDE),
-        lambda i: (f"{_ratio(facts, i)}: {100 - 100 / ratios[i]:.0f} % is cropped", ratios[i]),
+        lambda i: (f"{pixels(i)}: {100 - 100 / ratios[i]:.0f} % is cropped", ratios[i]),
     )
-    odd = (
-        np.array([bool(mode) and mode not in _USUAL_MODES for mode in facts.modes], bool) & readable
-    )
+    odd = readable & ~np.isin(facts.modes, _USUAL_MODES)
     if np.count_nonzero(odd) <= len(odd) / 2:  # otherwise the mode is normal for this data set
         yield from image_findings(
             "odd_mode",
             "note",
-            "are neither plain colour nor grey",
+            "neither in plain colour nor in grey",
             "CMYK loses its colour profile, transparency becomes white, of 16 bits the upper 8 are used, and of "
             "several frames the first. If one class has all of them, they reveal the class.",
             odd,
@@ -89,30 +90,11 @@ def file_findings(facts: Facts) -> Iterator[Finding]:
     yield from image_findings(
         "small",
         "note",
-        f"are smaller than {limit:.0f} pixels, far below the others",
+        f"smaller than {limit:.0f} pixels, far below the others",
         "Enlarging blurs them; they may be thumbnails that were saved instead of the images.",
         readable & (shorter < limit),
-        lambda i: (f"{facts.sizes[i][1]} x {facts.sizes[i][0]} pixels", -float(shorter[i])),
+        lambda i: (f"{pixels(i)} pixels", -float(shorter[i])),
     )
-
-
-def _singular(title: str) -> str:
-    words = {
-        "are ": "is ",
-        "have ": "has ",
-        "decode ": "decodes ",
-        "show ": "shows ",
-        "their suffix": "its suffix",
-        "half of them": "half of it",
-    }
-    for plural, singular in words.items():
-        title = title.replace(plural, singular)
-    return title
-
-
-def _ratio(facts: Facts, i: int) -> str:
-    height, width = facts.sizes[i]
-    return f"{width} x {height}"
 
 
 def scan_findings(data: DataSet) -> Iterator[Finding]:

@@ -3,9 +3,9 @@
 Each file is decoded once, a JPEG at a reduced size. Only numbers and the copies are stored, 2.4 KB per image.
 """
 
+import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
@@ -14,7 +14,9 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from finetune.data.addresses import StorageError
 from finetune.data.decode import open_image, read_pixels, silence_pillow
+from finetune.data.file_facts import digest_of
 from finetune.data.image_files import file_stats, open_file
+from finetune.data.limits import MAX_BYTES
 from finetune.data.mirror import map_files
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
@@ -25,24 +27,8 @@ SIDE = 48  # pixels of the grey copies, which are squashed to a square
 _MAX_THREADS = 16  # decoding a malicious image may take 2.9 GB
 
 
-class ImageFacts(NamedTuple):
-    """The properties of one image; see `Facts`."""
-
-    error: str
-    kind: str
-    mode: str
-    size: tuple[int, int]
-    num_bytes: int
-    changed: float
-    colour: tuple[float, float, float]
-    grey: np.ndarray | None
-    contrast: float = 0.0
-    brightest: float = 0.0
-
-
-@dataclass(frozen=True)
-class Facts:
-    """The properties of N images. For unreadable images all other values are empty or zero.
+class Facts(np.recarray):
+    """The properties of N images. For unreadable images all but `errors` and what their header says is empty or zero.
 
     Attributes:
         errors: Error of each image, "" if it is readable.
@@ -52,31 +38,21 @@ class Facts:
         sizes: Height and width from the header, after EXIF rotation, (N, 2).
         num_bytes: Size of each file in bytes, (N,).
         changed: Modification time of each file, in seconds since 1970, (N,).
+        digests: Digest of the content, as in `FileFacts`, (N,).
         colours: Mean red, green and blue, (N, 3).
         grey: Small grey copies, (N, SIDE, SIDE) uint8.
         contrast: Standard deviation of the pixels of a small copy, the largest of the three channels, (N,).
         brightest: 99th percentile of the pixels of a small copy, by the largest channel of each pixel, (N,).
     """
 
-    errors: list[str]
-    kinds: list[str]
-    modes: list[str]
-    sizes: np.ndarray
-    num_bytes: np.ndarray
-    changed: np.ndarray
-    colours: np.ndarray
-    grey: np.ndarray
-    contrast: np.ndarray
-    brightest: np.ndarray
-
     @property
     def is_readable(self) -> np.ndarray:
-        return np.array([not error for error in self.errors], bool)
+        return np.asarray(self.errors == "")
 
     @property
     def brightness(self) -> np.ndarray:
         """Mean of the pixels, (N,), from 0 to 255."""
-        return self.grey.mean(axis=(1, 2))
+        return np.asarray(self.grey.mean(axis=(1, 2)))
 
     @property
     def aspects(self) -> np.ndarray:
@@ -84,108 +60,80 @@ class Facts:
         return np.where(self.is_readable, self.sizes[:, 1] / np.maximum(self.sizes[:, 0], 1), 1.0)
 
 
-def inspect_images(paths: Sequence[str]) -> Iterator[ImageFacts]:
+_FACTS = np.dtype(
+    [
+        ("errors", object),
+        ("kinds", "U8"),
+        ("modes", "U32"),
+        ("sizes", np.int64, 2),
+        ("num_bytes", np.int64),
+        ("changed", np.float64),
+        ("digests", np.uint64),
+        ("colours", np.float32, 3),
+        ("grey", np.uint8, (SIDE, SIDE)),
+        ("contrast", np.float32),
+        ("brightest", np.float32),
+    ]
+)
+
+
+def empty_facts(num: int) -> Facts:
+    """Return facts of `num` images of which nothing is known."""
+    facts = np.zeros(num, _FACTS).view(Facts)
+    facts.errors = ""
+    return facts
+
+
+def collect_facts(facts_of_images: Iterable[Facts], num: int) -> Facts:
+    """Return the properties of `num` images together."""
+    facts = empty_facts(num)
+    for i, image in enumerate(facts_of_images):
+        facts[i : i + 1] = image
+    return facts
+
+
+def inspect_images(paths: Sequence[str]) -> Iterator[Facts]:
     """Return an iterator of the properties of each image, in order. Images are decoded by several threads."""
     silence_pillow()
     cv2.setNumThreads(0)  # images are already processed in parallel
     return map_files(inspect_image, paths, min(num_cores(), _MAX_THREADS))
 
 
-def collect_facts(facts_of_images: Iterable[ImageFacts], num: int) -> Facts:
-    """Return the properties of `num` images as arrays."""
-    errors: list[str] = []
-    kinds: list[str] = []
-    modes: list[str] = []
-    sizes = np.zeros((num, 2), np.int64)
-    colours = np.zeros((num, 3), np.float32)
-    num_bytes = np.zeros(num, np.int64)
-    changed = np.zeros(num)
-    grey = np.zeros((num, SIDE, SIDE), np.uint8)
-    contrast = np.zeros(num, np.float32)
-    brightest = np.zeros(num, np.float32)
-    for i, image in enumerate(facts_of_images):
-        errors.append(image.error)
-        kinds.append(image.kind)
-        modes.append(image.mode)
-        sizes[i] = image.size
-        num_bytes[i] = image.num_bytes
-        changed[i] = image.changed
-        colours[i] = image.colour
-        contrast[i] = image.contrast
-        brightest[i] = image.brightest
-        if image.grey is not None:
-            grey[i] = image.grey
-    return Facts(
-        errors=errors,
-        kinds=kinds,
-        modes=modes,
-        sizes=sizes,
-        num_bytes=num_bytes,
-        changed=changed,
-        colours=colours,
-        grey=grey,
-        contrast=contrast,
-        brightest=brightest,
-    )
-
-
-def inspect_image(path: str) -> ImageFacts:
+def inspect_image(path: str) -> Facts:
     """Return the properties of one image."""
-    kind = ""
-    mode = ""
-    size = (0, 0)
-    num_bytes = 0
-    changed = 0.0
+    facts = empty_facts(1)
     try:
         with open_file(path) as file:
             stats = file_stats([path])
-            num_bytes = int(stats.sizes[0])
-            seconds, nanoseconds = divmod(int(stats.times[0, 0]), 10**9)
-            changed = seconds + 1e-9 * nanoseconds
-            image = open_image(file)
-            kind = image.format or ""
-            mode = _mode(image)
-            size = (image.height, image.width)
-            image.draft(None, (2 * SIDE, 2 * SIDE))  # only affects a JPEG
-            pixels = read_pixels(image, file)
-            # rotated by its EXIF orientation
-            if (pixels.shape[0] - pixels.shape[1]) * (size[0] - size[1]) < 0:
-                size = size[::-1]
+            facts.num_bytes = stats.sizes
+            facts.changed = stats.times[:, 0] / 1e9
+            content = file.read(MAX_BYTES + 1)
+        facts.digests = digest_of(content)
+        file = io.BytesIO(content)
+        image = open_image(file)
+        facts.kinds = image.format or ""
+        facts.modes = _mode(image)
+        size = (image.height, image.width)
+        facts.sizes = size
+        image.draft(None, (2 * SIDE, 2 * SIDE))  # only affects a JPEG
+        pixels = read_pixels(image, file)
     except StorageError:
         raise
     except Exception as error:  # for damaged files Pillow raises nearly any exception
-        text = (
-            (error.strerror if isinstance(error, OSError) else None)
-            or reason(error)
-            or type(error).__name__
-        )
-        return ImageFacts(
-            error=text,
-            kind=kind,
-            mode=mode,
-            size=size,
-            num_bytes=num_bytes,
-            changed=changed,
-            colour=(0, 0, 0),
-            grey=None,
-        )
+        text = error.strerror if isinstance(error, OSError) else None
+        facts.errors = text or reason(error) or type(error).__name__
+        return facts
     height, width = pixels.shape[:2]
+    # rotated by its EXIF orientation
+    if (height - width) * (size[0] - size[1]) < 0:
+        facts.sizes = size[::-1]
     kernel = cv2.INTER_AREA if height >= SIDE and width >= SIDE else cv2.INTER_LINEAR
     small = cv2.resize(pixels, (SIDE, SIDE), interpolation=kernel)
-    red, green, blue = small.reshape(-1, 3).mean(axis=0).tolist()
-    grey = cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
-    return ImageFacts(
-        error="",
-        kind=kind,
-        mode=mode,
-        size=size,
-        num_bytes=num_bytes,
-        changed=changed,
-        colour=(red, green, blue),
-        grey=grey,
-        contrast=float(small.std(axis=(0, 1)).max()),
-        brightest=float(np.percentile(small.max(axis=2), 99)),
-    )
+    facts.colours = small.reshape(-1, 3).mean(axis=0)
+    facts.grey = cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
+    facts.contrast = small.std(axis=(0, 1)).max()
+    facts.brightest = np.percentile(small.max(axis=2), 99)
+    return facts
 
 
 def small_copy(path: str, side: int) -> np.ndarray | None:

@@ -62,7 +62,8 @@ def series_findings(data: DataSet, facts: Facts, chosen: np.ndarray) -> Iterator
         chosen: Indices of the images that show something.
     """
     has_splits = data.has_splits
-    names = [_beneath_class(data, int(i)) for i in chosen]
+    # from beneath the class folder on
+    names = [data.from_class(data.name(int(i))).split("/", 1)[-1] for i in chosen]
     numbered = _numbered(names, chosen, data.set_of[chosen])
     pairs = numbered.neighbours()
     if has_splits:
@@ -99,11 +100,6 @@ def series_findings(data: DataSet, facts: Facts, chosen: np.ndarray) -> Iterator
             for i in best
         ],
     )
-
-
-def _beneath_class(data: DataSet, i: int) -> str:
-    """Return the path of an image from beneath its class folder on."""
-    return data.name(i).split("/", 2 if data.has_splits else 1)[-1]
 
 
 def _numbered(names: list[str], rows: np.ndarray, class_of: np.ndarray) -> _Numbered:

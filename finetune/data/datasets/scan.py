@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from finetune.data.data_set import DataSet
-from finetune.data.datasets.folders import scan_folder
-from finetune.data.tables.table_file import is_table
-from finetune.data.tables.table_scan import ScanOptions, scan_table
+from finetune.data.datasets.folders import list_folder
+from finetune.data.listing import ScanOptions, data_set_of
+from finetune.data.tables.table_file import check_supported, is_table
+from finetune.data.tables.table_listing import list_table
 from finetune.system.messages import WrongUsage
 
 _AS_FOUND = ScanOptions()
@@ -28,19 +29,25 @@ def scan(
 
     Raises:
         OSError: The place cannot be read.
-        WrongUsage: The name of the folder is empty, or options for tables would have no effect.
+        WrongUsage: The name of the folder is empty, or options would have no effect.
         ValueError: The place is not a data set.
     """
-    if is_table(place):
-        return scan_table(Path(place), options, class_names)
     if not place:
         raise WrongUsage("the name of the folder of images is empty: . is the working directory")
-    is_set = {
-        "columns": bool(options.columns),
-        "labels": options.labels == "several",  # checkpoints of folders hold single
-        "label_separator": options.separator is not None,
-    }
-    for name in is_set:
-        if is_set[name]:
-            raise WrongUsage(f"--{prefix}{name} is for tables, and {place} is a folder")
-    return scan_folder(place, class_names, options.exclude, options.merge)
+    if is_table(place):
+        listing = list_table(Path(place), options)
+    else:
+        check_supported(place)
+        is_set = {
+            "columns": bool(options.columns),
+            "labels": options.labels == "several",  # checkpoints of folders hold single
+            "label_separator": options.separator is not None,
+            "root": options.root is not None,
+        }
+        for name in is_set:
+            if is_set[name]:
+                raise WrongUsage(f"--{prefix}{name} is for tables, and {place} is a folder")
+        listing = list_folder(place, options)
+    if class_names is None:
+        options.check_names(listing.existing)
+    return data_set_of(listing, class_names)

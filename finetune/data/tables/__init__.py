@@ -4,5 +4,5 @@
 - `table_columns`: finds the columns of the path, the labels, the split, the weight and the group.
 - `table_labels`: the labels of each row, one or several.
 - `table_rows`: the path, split, group and weight of each row.
-- `table_scan`: all of it as a data set.
+- `table_listing`: all of it as the images of a place.
 """

@@ -4,7 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from finetune.data.decode import IMAGE_SUFFIXES
@@ -17,42 +17,13 @@ COLUMNS = "data.columns"  # the setting
 # The usual names of each column, without case, spaces, `_` and `-`. If several columns of a table match, the one whose
 # name is in `_CERTAIN` wins. Otherwise it is an error.
 _SPELLINGS = {
-    "path": (
-        "path",
-        "filepath",
-        "imagepath",
-        "imgpath",
-        "file",
-        "filename",
-        "image",
-        "imagefile",
-        "imagename",
-        "imagefilename",
-        "img",
-        "imgname",
-        "picture",
-        "photo",
-    ),
-    "label": (
-        "label",
-        "labels",
-        "class",
-        "classes",
-        "classname",
-        "target",
-        "targets",
-        "category",
-        "categories",
-        "species",
-        "breed",
-        "tag",
-        "tags",
-    ),
-    "split": ("split", "subset", "partition"),
-    "weight": ("weight", "weights", "sampleweight", "imageweight"),
-    "group": ("group", "groupid", "patient", "patientid"),
+    "path": "path filepath imagepath imgpath file filename image imagefile imagename imagefilename img imgname "
+    "picture photo",
+    "label": "label labels class classes classname target targets category categories species breed tag tags",
+    "split": "split subset partition",
+    "weight": "weight weights sampleweight imageweight",
+    "group": "group groupid patient patientid",
 }
-_ROLES = tuple(_SPELLINGS)
 _OPTIONAL = ("split", "weight", "group")
 _NO_COLUMN = "null"
 # None for weight and group: next to `sample_weight`, `weight` may be that of an animal.
@@ -80,7 +51,6 @@ class Columns:
         split: The split; None if there is no such column.
         weight: The weight of the image in training; None if there is no such column.
         group: The group; None if there is no such column.
-        others: The columns that have a usual name of a role, too, and are not used, by role.
     """
 
     path: str
@@ -88,7 +58,6 @@ class Columns:
     split: str | None = None
     weight: str | None = None
     group: str | None = None
-    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def has_indicators(self) -> bool:
@@ -118,17 +87,15 @@ def parse_columns(columns: Mapping[str, Any] | str | None) -> dict[str, list[str
     named: dict[str, list[str]] = {}
     flag = f"--{COLUMNS}"
     for role, name in pairs:
-        if role not in _ROLES:
-            raise WrongUsage(
-                f"{flag}: {role!r} is not a role of a column{did_you_mean(str(role), _ROLES)}"
-            )
-        named.setdefault(role, [])
+        if role not in _SPELLINGS:
+            hint = did_you_mean(str(role), [*_SPELLINGS])
+            raise WrongUsage(f"{flag}: {role!r} is not a role of a column{hint}")
+        names = named.setdefault(role, [])
         if role in _OPTIONAL and name in (None, _NO_COLUMN):
             continue
         if not name:
             raise WrongUsage(f"{flag}: pass a column for {role}, such as {flag} {role}:NAME")
-        named[role].append(str(name))
-    for role, names in named.items():
+        names.append(str(name))
         if role != "label" and len(names) > 1:
             raise WrongUsage(f"{flag}: {role} can only be one column, not {', '.join(names)}")
     used = Counter(name for names in named.values() for name in names)
@@ -150,96 +117,68 @@ def find_columns(
     Raises:
         ValueError: A column is missing or ambiguous.
     """
-    for names in named.values():
-        for name in names:
-            if name not in table.columns:
-                raise ValueError(
-                    f"{table.path} has no column {name!r}{did_you_mean(name, list(table.columns))}"
-                )
-    found: dict[str, str | None] = {}
-    others: dict[str, tuple[str, ...]] = {}
-    taken: set[str | None] = {name for names in named.values() for name in names}
-    for role in _ROLES:
+    taken = {name for names in named.values() for name in names}
+    if unknown := sorted(taken - table.columns.keys()):
+        hint = did_you_mean(unknown[0], list(table.columns))
+        raise ValueError(f"{table.path} has no column {unknown[0]!r}{hint}")
+    columns = {role: names[0] for role, names in named.items() if names}
+    for role in _SPELLINGS:
         if role in named:
-            found[role] = next(iter(named[role]), None)
-        else:
-            rest = [name for name in table.columns if name not in taken]
-            matches = [name for name in rest if _plain(name) in _SPELLINGS[role]]
-            if role == "split" and not matches:
-                matches = [name for name in rest if _has_splits(table, name)]
-            is_needed = needs_labels or role == "path"
-            found[role] = _choose_column(table, role, matches, is_needed)
-            if len(matches) > 1:
-                others[role] = tuple(name for name in matches if name != found[role])
-            taken |= {found[role]}
-    path = found["path"]
-    if path is None:
-        raise ValueError(_no_path(table))
-    labels = tuple(named.get("label", ()))
-    if not labels and found["label"] is not None:
-        labels = (found["label"],)
-    if not labels:
-        not_labels = {found[role] for role in ("path", "split", "weight", "group")}
-        labels = _indicator_columns(table, not_labels)
-    if not labels and needs_labels:
-        names = ", ".join(map(repr, table.columns))
-        raise ValueError(
-            f"{table.path}, line 1: none of the columns {names} is the label; {_name_it('label', 'NAME')}"
-        )
-    return Columns(
-        path=path,
-        labels=labels,
-        split=found["split"],
-        weight=found["weight"],
-        group=found["group"],
-        others=others,
+            continue
+        rest = [name for name in table.columns if name not in taken]
+        matches = [name for name in rest if _plain(name) in _SPELLINGS[role].split()]
+        if role == "split" and not matches:
+            matches = [name for name in rest if _has_splits(table, name)]
+        if matches:
+            columns[role] = _chosen(table, role, matches, needs_labels or role == "path")
+            taken.add(columns[role])
+    if "path" not in columns:
+        raise ValueError(_no_column(table, "path"))
+    labels = tuple(named.get("label", ())) or tuple(
+        name for role, name in columns.items() if role == "label"
     )
+    labels = labels or _indicator_columns(table, columns.values())
+    if not labels and needs_labels:
+        raise ValueError(_no_column(table, "label"))
+    return Columns(columns["path"], labels, *map(columns.get, _OPTIONAL))
 
 
-def _choose_column(
-    table: TableFile, role: str, matches: Sequence[str], is_needed: bool
-) -> str | None:
-    """Return the column of a role among those that have a usual name of it; None if there is none.
+def _chosen(table: TableFile, role: str, matches: Sequence[str], is_needed: bool) -> str:
+    """Return the column of a role among those that have a usual name of it.
 
     Raises:
         ValueError: Several columns may be meant.
     """
     certain = [name for name in matches if _plain(name) in _CERTAIN.get(role, ())]
     if len(matches) > 1 and len(certain) != 1 and is_needed:
-        listed = " and ".join(map(repr, matches))
-        advice = _name_it(role, matches[0])
+        advice = f"name it with --{COLUMNS} {role}:{matches[0]}"
         if role == "split":
             advice += ", or write one column with train, val and test"
+        listed = " and ".join(map(repr, matches))
         raise ValueError(
             f"{table.path}, line 1: the columns {listed} may both be the {role}; {advice}"
         )
-    if certain:
-        return certain[0]
-    return matches[0] if matches else None
+    return (certain or matches)[0]
 
 
-def _name_it(role: str, name: str) -> str:
-    """Return the advice to name the column of a role."""
-    return f"name it with --{COLUMNS} {role}:{name}"
-
-
-def _no_path(table: TableFile) -> str:
-    """Return the error message for a table without a column of paths."""
+def _no_column(table: TableFile, role: str) -> str:
+    """Return the error message for a table without a column of paths or labels."""
     names = list(table.columns)
     if any(os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name in names):
         return f"{table.path}, line 1: there is no header; the first line must name the columns, such as path,label"
+    listed = ", ".join(map(repr, names))
     return (
-        f"{table.path}, line 1: none of the columns {', '.join(map(repr, names))} is the path; "
-        f"{_name_it('path', 'NAME')}"
+        f"{table.path}, line 1: none of the columns {listed} is the {role}; "
+        f"name it with --{COLUMNS} {role}:NAME"
     )
 
 
-def _indicator_columns(table: TableFile, not_labels: set[str | None]) -> tuple[str, ...]:
-    """Return the columns of 0 and 1, if there are at least two; else (). Some values may be unknown."""
+def _indicator_columns(table: TableFile, others: Collection[str]) -> tuple[str, ...]:
+    """Return the columns of 0 and 1 besides `others`, if there are at least two; else (). Values may be unknown."""
     names = [
         name
         for name in table.columns
-        if name not in not_labels
+        if name not in others
         and not _is_flag(table, name)
         and _holds(table, name, _INDICATORS, _UNKNOWN)
     ]
@@ -250,14 +189,14 @@ def _holds(
     table: TableFile, name: str, values: Collection[str], unknown: Collection[str] = ()
 ) -> bool:
     """Return whether a column only has these values, in any case, and values that are unknown, but not only those."""
-    column = table.columns[name]
-    if not all((text := _text(value)) in values or text in unknown for value in column):
-        return False
-    return not unknown or any(_text(value) in values for value in column)
-
-
-def _text(value: Any) -> str:
-    return str(value).strip().lower()
+    has_known = False
+    for value in table.columns[name]:
+        text = str(value).strip().lower()
+        if text in values:
+            has_known = True
+        elif text not in unknown:
+            return False
+    return has_known
 
 
 def _is_flag(table: TableFile, name: str) -> bool:

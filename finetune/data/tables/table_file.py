@@ -7,14 +7,19 @@ import csv
 import io
 import json
 import os
+from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from finetune.data.faults import Fault
 from finetune.system.messages import WrongUsage, install, reason
+
+T = TypeVar("T")
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 # Kinds of tables that are recognised only to say what to do.
@@ -23,7 +28,7 @@ _DELIMITERS = (",", ";", "\t", "|")
 # Limits of .parquet files, whose encodings store millions of equal values in a few bytes.
 _MAX_VALUES = 10**7
 _MAX_BYTES = 2**30
-_MAX_ROWS_PER_BYTE = 10
+_BATCH = 8192  # rows of a .parquet file that are read at a time
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,46 @@ class TableFile:
     def __len__(self) -> int:
         return len(self.lines)
 
+    def where(self, row: int, column: str) -> str:
+        """Return the place of a value, for a message."""
+        unit = "row" if self.path.suffix.lower() == ".parquet" else "line"
+        return f"{self.path}, {unit} {self.lines[row]}, column {column}"
+
     def fault(self, row: int, column: str, text: str, hint: str = "") -> Fault:
         """Return a fault in a row and a column. Rows with faults can be skipped."""
-        unit = "row" if self.path.suffix.lower() == ".parquet" else "line"
-        where = f"{self.path}, {unit} {self.lines[row]}, column {column}"
-        return Fault(where, text, hint, can_skip=True, row=row)
+        return Fault(self.where(row, column), text, hint, can_skip=True, row=row)
+
+    def read_column(
+        self, column: str, parse: Callable[[Any], T], hint: str = ""
+    ) -> tuple[list[T | None], np.ndarray, list[Fault]]:
+        """Parse the values of a column, each different one once.
+
+        Args:
+            column: The column.
+            parse: Returns the value of a cell. It raises a ValueError that says what is wrong with it.
+            hint: What to do about that.
+
+        Returns:
+            The different values, None for faulty ones; the index into them of each row, (N,) int64; the faulty rows.
+        """
+        values: list[T | None] = []
+        errors: dict[int, str] = {}
+        number_of: dict[str | tuple[type, str], int] = {}
+        numbers = array("q")
+        for cell in self.columns[column]:
+            key = cell if isinstance(cell, str) else (type(cell), str(cell))
+            number = number_of.get(key)
+            if number is None:
+                number = number_of[key] = len(values)
+                try:
+                    values.append(parse(cell))
+                except ValueError as error:
+                    errors[number] = str(error)
+                    values.append(None)
+            numbers.append(number)
+        index = np.frombuffer(numbers, np.int64)
+        rows = np.flatnonzero(np.isin(index, [*errors])).tolist()
+        return values, index, [self.fault(row, column, errors[index[row]], hint) for row in rows]
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
@@ -191,16 +231,38 @@ def _read_parquet(path: Path) -> TableFile:
     except ImportError as error:
         raise WrongUsage(f"{path}: a .parquet table needs pyarrow: {install('parquet')}") from error
     try:
-        schema = pyarrow.parquet.read_schema(path)
         # Columns may hold complete images, which are not needed.
-        names = [field.name for field in schema if _is_needed(field.type)]
-        _check_size(path, pyarrow.parquet.read_metadata(path), names)
-        _check_unpacked_size(path, names)
-        content = pyarrow.parquet.read_table(path, columns=names)
-        columns = {name: content.column(name).to_pylist() for name in names}
+        fields = pyarrow.parquet.read_schema(path)
+        columns: dict[str, list[Any]] = {
+            field.name: [] for field in fields if _is_needed(field.type)
+        }
+        metadata = pyarrow.parquet.read_metadata(path)
+        num_columns = metadata.num_columns
+        chunks = [
+            metadata.row_group(group).column(k)
+            for group in range(metadata.num_row_groups)
+            for k in range(num_columns)
+        ]
+        num_values = sum(chunk.num_values for chunk in chunks)
+        if num_values > _MAX_VALUES * num_columns:
+            raise ValueError(
+                f"{path} has {num_values:,} values; at most {_MAX_VALUES:,} in a column are read"
+            )
+        texts = [metadata.schema.column(k).path for k in range(num_columns)]
+        num_bytes = 0
+        # equal texts of a batch are stored once, so that their size is known before they are unpacked
+        with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
+            for batch in file.iter_batches(batch_size=_BATCH, columns=[*columns]):
+                num_bytes += sum(map(_unpacked_size, batch.columns))
+                if num_bytes > _MAX_BYTES:
+                    raise ValueError(
+                        f"{path} has texts of more than {_MAX_BYTES:,} bytes: write shorter ones"
+                    )
+                for name, values in columns.items():
+                    values += batch.column(name).to_pylist()
     except (pyarrow.ArrowException, KeyError, OSError) as error:
         raise ValueError(f"{path}: not a valid .parquet file ({reason(error)})") from error
-    return TableFile(path, columns, list(range(1, content.num_rows + 1)))
+    return TableFile(path, columns, list(range(1, metadata.num_rows + 1)))
 
 
 def _is_needed(kind: Any) -> bool:
@@ -213,57 +275,13 @@ def _is_needed(kind: Any) -> bool:
     return not any(is_kind(kind) for is_kind in skipped)
 
 
-def _check_size(path: Path, metadata: Any, names: Collection[str]) -> None:
-    """Check the size of the columns to read by the footer of a .parquet file.
-
-    Raises:
-        ValueError: They are too large, or most of their values are equal.
-    """
-    chunks = [
-        chunk
-        for group in map(metadata.row_group, range(metadata.num_row_groups))
-        for chunk in map(group.column, range(metadata.num_columns))
-        if chunk.path_in_schema.split(".")[0] in names
-    ]
-    num_values = sum(chunk.num_values for chunk in chunks)
-    num_bytes = sum(chunk.total_uncompressed_size for chunk in chunks)
-    if num_values > _MAX_VALUES * len(names) or num_bytes > _MAX_BYTES:
-        raise ValueError(
-            f"{path} has {num_values:,} values in {num_bytes:,} bytes; at most "
-            f"{_MAX_VALUES:,} in a column and {_MAX_BYTES:,} bytes are read"
-        )
-    if metadata.num_rows > _MAX_ROWS_PER_BYTE * max(num_bytes, 1_000):
-        raise ValueError(
-            f"{path} has {metadata.num_rows:,} rows in {num_bytes:,} bytes: most of them are equal; "
-            "write a row for each image"
-        )
-
-
-def _check_unpacked_size(path: Path, names: Sequence[str]) -> None:
-    """Check the size of the texts in the columns to read, each counted as often as it occurs.
-
-    Raises:
-        ValueError: They are too large.
-    """
+def _unpacked_size(column: Any) -> int:
+    """Return the size of a column of a batch, in bytes, in which each text counts as often as it occurs."""
     import pyarrow.compute
-    import pyarrow.parquet
 
-    schema = pyarrow.parquet.read_metadata(path).schema
-    # equal texts of a batch are stored once
-    texts = [schema.column(i).path for i in range(len(schema))]
-    num_bytes = 0
-    with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
-        for batch in file.iter_batches(batch_size=8192, columns=names):
-            for column in batch.columns:
-                while pyarrow.types.is_nested(column.type):
-                    column = column.flatten()
-                if pyarrow.types.is_dictionary(column.type):
-                    sizes = pyarrow.compute.binary_length(column.dictionary)
-                    num_bytes += pyarrow.compute.sum(sizes.take(column.indices)).as_py() or 0
-                else:
-                    num_bytes += column.nbytes
-            if num_bytes > _MAX_BYTES:
-                raise ValueError(
-                    f"{path} has texts of more than {_MAX_BYTES:,} bytes, because long ones are repeated: "
-                    "write shorter ones"
-                )
+    while pyarrow.types.is_nested(column.type):
+        column = column.flatten()
+    if not pyarrow.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    sizes = pyarrow.compute.binary_length(column.dictionary)
+    return pyarrow.compute.sum(sizes.take(column.indices)).as_py() or 0

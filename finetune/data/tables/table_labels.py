@@ -1,9 +1,8 @@
 """The labels of each row of a table: one class or several, and how they are written."""
 
 import re
-from array import array
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from finetune.data.tables.table_columns import FALSE, TRUE, Columns
 from finetune.data.tables.table_file import TableFile
 from finetune.models.heads import LabelKind
 from finetune.system.file_names import composed
-from finetune.system.messages import WrongUsage, shown
+from finetune.system.messages import WrongUsage, shown, why_name_is_invalid
 
 # Separators that are found automatically. Others are too frequent in names.
 _SEPARATORS = (";", "|")
@@ -31,7 +30,7 @@ class Labels:
 
     Attributes:
         kind: Whether an image has one label or several.
-        sets: The different labels of rows: exactly one, or any number.
+        sets: The labels of rows: exactly one, or any number; () for faulty rows.
         set_of: The index into `sets` of each row, (N,) int64.
         how: How they are written, for a log line.
         column: Name of the column, for error messages.
@@ -69,59 +68,37 @@ def read_labels(
     mark = None if kind == "single" or has_lists else _separator(table, values, separator)
     if kind == "auto":
         kind = "single" if mark is None and not has_lists else "several"
-    faults = _list_faults(table, values, column, kind)
-    if kind == "single":
-        texts, set_of = distinct(values)
-        sets: list[tuple[str, ...]] = [(text,) if text else () for text in texts]
-        is_empty = np.array([not text for text in texts], bool)
-        for row in np.flatnonzero(is_empty[set_of]).tolist():
-            faults.append(table.fault(row, column, "the label is empty"))
-        return Labels("single", sets, set_of, "one label per image", column), faults
-    how = "several labels per image"
+    how = "one label per image" if kind == "single" else "several labels per image"
     if mark:
         how += f", labels separated by {mark!r}"
     elif has_lists:
         how += ", lists of labels"
-    sets, set_of = distinct(values, lambda value: _split(value, mark))
-    return Labels("several", sets, set_of, how, column), faults
+    sets, set_of, faults = table.read_column(
+        column, lambda value: _labels_in(value, mark, is_single=kind == "single")
+    )
+    return Labels(kind, [labels or () for labels in sets], set_of, how, column), faults
 
 
-def distinct(
-    values: Sequence[Any], parse: Callable[[Any], Hashable] | None = None
-) -> tuple[list[Any], np.ndarray]:
-    """Return the different parsed values of a column, by default as text, and the index of that of each row, (N,).
+def _labels_in(value: Any, mark: str | None, is_single: bool) -> tuple[str, ...]:
+    """Return the labels in a value, each once, in their order.
 
-    Each different text is parsed once.
+    Raises:
+        ValueError: There is none, and `is_single`; or one cannot be a class.
     """
-    parse = parse or label_text
-    number: dict[Hashable, int] = {}
-    number_of_text: dict[str, int] = {}
-    numbers = array("q")
-    for value in values:
-        k = number_of_text.get(value) if isinstance(value, str) else None
-        if k is None:
-            k = number.setdefault(parse(value), len(number))
-            if isinstance(value, str):
-                number_of_text[value] = k
-        numbers.append(k)
-    return list(number), np.frombuffer(numbers, np.int64)
-
-
-def _list_faults(
-    table: TableFile, values: Sequence[Any], column: str, kind: LabelKind
-) -> list[Fault]:
-    """Return the rows where a label is the text of a list or an object: it would be a class of its own."""
-
-    def holds_list(value: Any) -> bool:
-        parts = value if kind == "several" and isinstance(value, (list, tuple)) else [value]
-        return any(_LIST.fullmatch(str(part).strip()) for part in parts)
-
-    hint = "write labels with ; between them, or as a list of texts in a .jsonl table"
-    is_list, index = distinct(values, holds_list)
-    return [
-        table.fault(row, column, f"'{shown(values[row])}' is a list, not a label", hint)
-        for row in np.flatnonzero(np.array(is_list, bool)[index]).tolist()
-    ]
+    parts = value if isinstance(value, (list, tuple)) and not is_single else [value]
+    # the text of a list would be a class of its own
+    if any(_LIST.fullmatch(str(part).strip()) for part in parts):
+        advice = "write labels with ; between them, or as a list of texts in a .jsonl table"
+        raise ValueError(f"'{shown(value)}' is a list, not a label; {advice}")
+    if isinstance(value, str) and mark is not None:
+        parts = value.split(mark)
+    labels = tuple(dict.fromkeys(text for part in parts if (text := label_text(part))))
+    if is_single and not labels:
+        raise ValueError("the label is empty")
+    for label in labels:
+        if why := why_name_is_invalid(label):
+            raise ValueError(f"the label '{shown(label)}' {why}")
+    return labels
 
 
 def combining_mark(names: Sequence[str]) -> str:
@@ -146,28 +123,13 @@ def _separator(table: TableFile, values: Sequence[Any], requested: str | None) -
         if len(requested) != 1:
             raise WrongUsage(f"--{_SETTING} must be one character, not {requested!r}")
         return requested
-    texts = [value for value in values if isinstance(value, str)]
-    found = [mark for mark in _SEPARATORS if any(mark in text for text in texts)]
-    if len(found) > 1:
-        line = next(
-            line
-            for line, value in zip(table.lines, values, strict=True)
-            if isinstance(value, str) and found[1] in value
-        )
-        text = f"{table.path}, line {line}: labels contain both {found[0]!r} and {found[1]!r}"
-        raise ValueError(f"{text}; say which one separates them: --{_SETTING} '{found[0]}'")
-    return found[0] if found else None
-
-
-def _split(value: Any, mark: str | None) -> tuple[str, ...]:
-    """Return the labels in a value, each once, in their order."""
-    if isinstance(value, (list, tuple)):
-        parts = list(value)
-    elif isinstance(value, str) and mark is not None:
-        parts = value.split(mark)
-    else:
-        parts = [value]
-    return tuple(dict.fromkeys(text for part in parts if (text := label_text(part))))
+    texts = [value if isinstance(value, str) else "" for value in values]
+    matches = [mark for mark in _SEPARATORS if any(mark in text for text in texts)]
+    if len(matches) > 1:
+        row = next(row for row, text in enumerate(texts) if matches[1] in text)
+        text = f"{table.path}, line {table.lines[row]}: labels contain both {matches[0]!r} and {matches[1]!r}"
+        raise ValueError(f"{text}; say which one separates them: --{_SETTING} '{matches[0]}'")
+    return matches[0] if matches else None
 
 
 def label_text(value: Any) -> str:
@@ -186,15 +148,13 @@ def _read_indicators(
 ) -> tuple[Labels, list[Fault]]:
     """Return the labels from columns with 0 and 1. With `auto`, rows that all have exactly one 1 have one label."""
     faults: list[Fault] = []
-    chosen: list[list[str]] = [[] for _ in table.lines]
+    chosen: list[tuple[str, ...]] = [()] * len(table)
     for name in names:
-        label = label_text(name)
-        for row, value in enumerate(table.columns[name]):
-            text = str(value).strip().lower()
-            if text in TRUE:
-                chosen[row].append(label)
-            elif text not in FALSE:
-                faults.append(table.fault(row, name, f"'{shown(value)}' is not 0 or 1"))
+        values, index, of_column = table.read_column(name, _indicator)
+        faults += of_column
+        label = (label_text(name),)
+        for row in np.flatnonzero(np.array([value is True for value in values])[index]).tolist():
+            chosen[row] += label
     if kind == "auto":
         kind = "single" if all(len(labels) == 1 for labels in chosen) else "several"
     column = names[0]
@@ -206,5 +166,13 @@ def _read_indicators(
         ]
     number = "several labels" if kind == "several" else "one label"
     how = f"{number} per image, in {len(names)} columns of 0 and 1"
-    sets, set_of = distinct(chosen, tuple)
-    return Labels(kind, sets, set_of, how, column), faults
+    number_of = {labels: k for k, labels in enumerate(dict.fromkeys(chosen))}
+    set_of = np.array([number_of[labels] for labels in chosen], np.int64)
+    return Labels(kind, [*number_of], set_of, how, column), faults
+
+
+def _indicator(value: Any) -> bool:
+    text = str(value).strip().lower()
+    if text not in (*TRUE, *FALSE):
+        raise ValueError(f"'{shown(value)}' is not 0 or 1")
+    return text in TRUE

@@ -2,24 +2,25 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from finetune.data.addresses import is_address, is_dataset, is_in_bucket, shown_address
+from finetune.data.addresses import is_address, is_in_bucket, shown_address
 from finetune.data.faults import Fault
 from finetune.data.file_entries import FileStats
 from finetune.data.image_files import kind_of, normal_path
+from finetune.data.listing import SPLITS
 from finetune.data.splits import group_ids
 from finetune.data.tables.table_columns import find_columns, split_of_values
 from finetune.data.tables.table_file import TableFile, read_table
-from finetune.data.tables.table_labels import distinct, label_text
+from finetune.data.tables.table_labels import label_text
 from finetune.data.walk import is_image_file
 from finetune.system.file_names import composed
 from finetune.system.messages import shown, why_name_is_invalid
 
-SPLITS = ("all", "train", "val", "test")
 _NUM_TRIED = 20  # files that are looked for to find the folder of relative paths
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Only the ratios of weights matter. In this range their products and sums are exact enough in float32.
@@ -65,23 +66,20 @@ def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], lis
     for row, value in enumerate(table.columns[column]):
         text = value.strip() if isinstance(value, str) else label_text(value)
         has_scheme = "://" in text and _URL.match(text) is not None
+        fault = ""
         if not text:
-            faults.append(table.fault(row, column, "the path is empty"))
-        elif has_scheme and not is_address(text):
-            fault = f"{shown_address(text)!r} is an address, which is unsupported"
-            hint = "download the images, and pass their paths"
-            faults.append(table.fault(row, column, fault, hint))
-        elif has_scheme and not (prefix and text.startswith(prefix)):
-            fault = f"{shown_address(text)!r} is an address outside of the folder of the images"
-            hint = "pass the address of their folder: as --data.root, or to predict in place of the table"
-            if is_dataset(text):  # whose local copy is read
-                hint = "write paths that are relative to the dataset, and pass its address as --data.root"
-            faults.append(table.fault(row, column, fault, hint))
-            text = ""
-            has_scheme = False
+            fault = "the path is empty"
+        elif has_scheme and not (prefix and is_address(text) and text.startswith(prefix)):
+            fault = (
+                f"{shown_address(text)!r} is an address outside of the folder of the images; write paths that are "
+                "relative to their folder, and pass that as --data.root, or to predict in place of the table"
+            )
         elif not _is_path(text):
-            faults.append(table.fault(row, column, f"'{shown(text)}' is not a path"))
-            text = ""
+            fault = f"'{shown(text)}' is not a path"
+        if fault:
+            faults.append(table.fault(row, column, fault))
+            paths.append(prefix)
+            continue
         path = text if text[:1] == "/" or has_scheme else prefix + text
         place = path.partition("://")[2] or path
         is_plain = "./" not in place and "//" not in place and not place.endswith("/..")
@@ -114,100 +112,61 @@ def listed_paths(path: Path, named: Mapping[str, Sequence[str]]) -> list[str]:
     return paths
 
 
-def read_splits(table: TableFile, column: str | None) -> tuple[np.ndarray, list[Fault]]:
+def read_splits(table: TableFile, column: str) -> tuple[np.ndarray, list[Fault]]:
     """Return the index into `SPLITS` of each row, (N,), and the rows whose split is faulty."""
-    if column is None:
-        return np.zeros(len(table), np.int64), []
     split_of = split_of_values(column)
 
-    def fault(text: str) -> str:
-        if text.lower() in split_of:
-            return ""
-        return f"'{shown(text)}' is not a split" if text else "the split is empty"
+    def parse(value: Any) -> int:
+        text = label_text(value)
+        if text.lower() not in split_of:
+            raise ValueError(f"'{shown(text)}' is not a split" if text else "the split is empty")
+        return SPLITS.index(split_of[text.lower()])
 
-    texts, index, faults = _column_of_texts(
-        table,
-        column,
-        fault,
-        "use train, val or test, or ignore the column with --data.columns split:null",
-    )
-    numbers = [SPLITS.index(split_of.get(text.lower(), "all")) for text in texts]
-    return np.array(numbers)[index], faults
+    hint = "use train, val or test, or ignore the column with --data.columns split:null"
+    numbers, index, faults = table.read_column(column, parse, hint)
+    return np.array([number or 0 for number in numbers])[index], faults
 
 
-def read_groups(table: TableFile, column: str | None) -> tuple[np.ndarray | None, list[Fault]]:
+def read_groups(table: TableFile, column: str) -> tuple[np.ndarray, list[Fault]]:
     """Return the group of each row as in `Samples`, (N,) uint64, and the rows whose group is faulty."""
-    if column is None:
-        return None, []
 
-    def fault(text: str) -> str:
-        why = why_name_is_invalid(text) if text else "is empty"
-        return f"the group {why}" if why else ""
+    def parse(value: Any) -> str:
+        text = label_text(value)
+        if why := why_name_is_invalid(text) if text else "is empty":
+            raise ValueError(f"the group {why}")
+        return text
 
-    texts, index, faults = _column_of_texts(table, column, fault)
-    return group_ids(text if not fault(text) else "" for text in texts)[index], faults
+    names, index, faults = table.read_column(column, parse)
+    return group_ids(name or "" for name in names)[index], faults
 
 
-def read_weights(table: TableFile, column: str | None) -> tuple[np.ndarray | None, list[Fault]]:
+def read_weights(table: TableFile, column: str) -> tuple[np.ndarray, list[Fault]]:
     """Return the weight of each row, (N,) float64, and the rows whose weight is faulty."""
-    if column is None:
-        return None, []
 
-    def fault(text: str) -> str:
-        if _weight(text) is not None:
-            return ""
-        return f"'{shown(text)}' is not a weight" if text else "the weight is empty"
+    def parse(value: Any) -> float:
+        text = label_text(value)
+        if not text:
+            raise ValueError("the weight is empty")
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = -1.0
+        if weight != 0 and not _MIN_WEIGHT <= weight <= _MAX_WEIGHT:
+            raise ValueError(f"'{shown(text)}' is not a weight")
+        return weight
 
-    texts, index, faults = _column_of_texts(
-        table,
-        column,
-        fault,
-        f"use 0 or a number from {_MIN_WEIGHT:g} to {_MAX_WEIGHT:g}, or ignore the column with "
-        "--data.columns weight:null",
-    )
-    return np.array([_weight(text) or 0.0 for text in texts])[index], faults
-
-
-def _weight(text: str) -> float | None:
-    """Return the weight of an image; None if the text is not a weight."""
-    try:
-        weight = float(text)
-    except ValueError:
-        return None
-    return weight if weight == 0 or _MIN_WEIGHT <= weight <= _MAX_WEIGHT else None
-
-
-def _column_of_texts(
-    table: TableFile, column: str, fault: Callable[[str], str], hint: str = ""
-) -> tuple[list[str], np.ndarray, list[Fault]]:
-    """Return the different texts of a column, the index of that of each row, (N,), and the faulty rows.
-
-    Args:
-        table: The table.
-        column: The column.
-        fault: Returns what is wrong with a text, or "".
-        hint: What to do about it.
-    """
-    texts, index = distinct(table.columns[column])
-    wrong = [fault(text) for text in texts]
-    rows = np.flatnonzero(np.array([bool(text) for text in wrong], bool)[index]).tolist()
-    faults = [table.fault(row, column, wrong[index[row]], hint) for row in rows]
-    return texts, index, faults
+    usual = f"0 or a number from {_MIN_WEIGHT:g} to {_MAX_WEIGHT:g}"
+    hint = f"use {usual}, or ignore the column with --data.columns weight:null"
+    weights, index, faults = table.read_column(column, parse, hint)
+    return np.array([weight or 0.0 for weight in weights])[index], faults
 
 
 def missing_files(
-    table: TableFile,
-    column: str,
-    paths: Sequence[str],
-    stats: FileStats,
-    root: str,
-    faulty: set[int],
+    table: TableFile, column: str, paths: Sequence[str], stats: FileStats, root: str
 ) -> list[Fault]:
-    """Return the faults of the rows whose file does not exist, except rows that are known to be faulty."""
+    """Return the faults of the rows whose file does not exist."""
     faults: list[Fault] = []
     for row in np.flatnonzero(~stats.is_regular).tolist():
-        if row in faulty:
-            continue
         path = paths[row]
         what = "is not a file" if stats.sizes[row] >= 0 else "does not exist"
         hint = f"relative paths are relative to {root} (--data.root)"
@@ -241,50 +200,3 @@ def _similar_file(path: str, root: str) -> str:
 def _spellings(name: str) -> set[str]:
     """Return a name, and the name without its suffix, as they are compared."""
     return {composed(text).casefold() for text in (name, os.path.splitext(name)[0])}
-
-
-def repeated_rows(paths: Sequence[str], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows that repeat the image of an earlier one, (R,), and the first row of each of these images, (R,).
-
-    Args:
-        paths: The path of each row.
-        rows: The indices of the rows to look at, ascending.
-    """
-    first_of: dict[str, int] = {}
-    pairs = [
-        (row, first)
-        for row in rows.tolist()
-        if (first := first_of.setdefault(paths[row], row)) != row
-    ]
-    repeats, firsts = np.array(pairs, np.int64).reshape(-1, 2).T
-    return repeats, firsts
-
-
-def contradictions(
-    table: TableFile,
-    column: str,
-    paths: Sequence[str],
-    pairs: Sequence[tuple[int, int]],
-    text_of: Callable[[int], str],
-    hint: str = "",
-) -> list[Fault]:
-    """Return the faults of pairs of rows of one image that have different values in a column.
-
-    Args:
-        table: The table.
-        column: The column.
-        paths: The path of each row.
-        pairs: The pairs of rows.
-        text_of: Returns the value of a row as text.
-        hint: What to do about it.
-    """
-    faults = []
-    for first, second in pairs:
-        for row, other in ((first, second), (second, first)):
-            here = shown(text_of(row))
-            there = shown(text_of(other))
-            text = (
-                f"{shown(paths[row])} is {here!r} here and {there!r} in line {table.lines[other]}"
-            )
-            faults.append(table.fault(row, column, text, hint))
-    return faults
