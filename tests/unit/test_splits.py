@@ -2,13 +2,17 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from image_files import random_image
 from promise import promise
 
+from finetune import ImageFolderData
 from finetune.data.data_set import DataSet
 from finetune.data.groups import put_into_groups, straddling_groups, unequal_shares
 from finetune.data.samples import PathList, Samples
@@ -301,6 +305,32 @@ def test_small_classes_leave_out_different_folds(num_classes, size):
     share = num_classes * size / 5
     sizes = np.array([len(fold_parts(units, fold, 5, 0.1)[2]) for fold in range(1, 6)])
     assert np.abs(sizes - share).max() < 4 * np.sqrt(share * (1 - size / 5))
+
+
+def tested_by_fold(root: Path, num_folds: int) -> dict[str, int]:
+    """Return the fold that tests each image."""
+    found: dict[str, int] = {}
+    for fold in range(1, num_folds + 1):
+        data = ImageFolderData(str(root), num_folds=num_folds, fold=fold)
+        found |= {os.path.relpath(path, root): fold for path in data.splits["test"].paths}
+    return found
+
+
+def test_a_new_class_moves_no_image_of_a_small_class_to_another_fold(tmp_path):
+    """The name of a class, and not its number, decides which folds it leaves out."""
+
+    def add(name: str) -> None:
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            cv2.imwrite(str(tmp_path / name / f"{i} von Ä.png"), random_image(8 + i, 8))
+
+    for number in range(9):
+        add(f"class {number}")
+    before = tested_by_fold(tmp_path, 5)
+    assert len(before) == 27
+    add("a class before all others")
+    after = tested_by_fold(tmp_path, 5)
+    assert {path: after[path] for path in before} == before
 
 
 # Several labels
