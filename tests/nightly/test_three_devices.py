@@ -1,6 +1,7 @@
-"""The same run on 1 and 3 processes, also begun on one number and ended on the other; and what mistakes would give.
+"""The same run on 1, 2 and 3 processes, also begun on one number and ended on another; and what mistakes would give.
 
-test_devices.py has two processes, and the controls that only show that the comparison works.
+Three processes have what two cannot have: unequal shares of a batch, and none. For the rest two are enough.
+test_devices.py has the quick tests, and the controls that only show that the comparison works.
 """
 
 import csv
@@ -13,9 +14,9 @@ from processes import launch
 from promise import control, promise
 from scenario_results import distance, draw_scenarios, load
 
+ON_THREE = ["small_float64", "balanced", "weighted", "labels"]  # trainings; the others are on two
 # The mistake of each control, and the training whose weights it changes.
 MISTAKES = {
-    "control_order": "small_float64",
     "control_sum": "small_float64",
     "control_own_statistics": "trained_batch_norm",
     "control_members": "members",
@@ -27,20 +28,32 @@ MISTAKES = {
 }
 
 
+def num_of(scenario: str) -> int:
+    """Return the number of processes of a training, and of its mistakes, besides the one that is alone."""
+    return 3 if scenario in ON_THREE else 2
+
+
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders with what the scenarios left in each world: of one process, of three, and of one that goes on."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int | str, Path]:
+    """Folders with what the scenarios left in each world: of one process, of three, of two, and of one that goes on."""
     root = tmp_path_factory.mktemp("devices")
     data = draw_scenarios(root / "data", NUM_EVALUATED)
-    resumed = [f"resumed_{name}" for name in SAVED]
-    others = ["control_bf16", "control_restored", "control_partners"]
-    worlds = {
-        "one": (1, [*TRAININGS, *MEASURED, "control_partners"]),
-        "three": (3, [*TRAININGS, *MEASURED, *MISTAKES, *others, *resumed]),
-        "again": (1, resumed),
+    of_both: dict[int, list[str]] = {
+        num: [
+            *(name for name in TRAININGS if num_of(name) == num),
+            *(mistake for mistake, name in MISTAKES.items() if num_of(name) == num),
+            *(f"resumed_{name}" for name in SAVED if num_of(name) == num),
+        ]
+        for num in (3, 2)
+    }
+    worlds: dict[int | str, tuple[int, list[str]]] = {
+        1: (1, [*TRAININGS, *MEASURED, "control_partners"]),
+        3: (3, [*of_both[3], *MEASURED, "control_bf16", "control_restored"]),
+        2: (2, [*of_both[2], "control_partners"]),
+        "again": (1, [f"resumed_{name}" for name in SAVED]),
     }
     return {
-        name: launch("device_scenarios.py", root / name, num, data, *scenarios)
+        name: launch("device_scenarios.py", root / f"world-{name}", num, data, *scenarios)
         for name, (num, scenarios) in worlds.items()
     }
 
@@ -63,10 +76,11 @@ def weights(folder: Path, scenario: str, rank: int = 0) -> dict[str, torch.Tenso
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scenario", TRAININGS)
 def test_weights_are_the_same_on_any_number_of_processes(results, scenario):
-    alone = load(results["one"], scenario)
+    alone = load(results[1], scenario)
     assert alone["moved"] > 1e-4  # else it would hold for networks that never learned, too
-    for rank in range(3):  # every rank, not only the first
-        shared = weights(results["three"], scenario, rank)
+    num = num_of(scenario)
+    for rank in range(num):  # every rank, not only the first
+        shared = weights(results[num], scenario, rank)
         assert distance(alone["weights"], shared) <= TOLERANCES.get(scenario, EXACT)
 
 
@@ -74,21 +88,22 @@ def test_weights_are_the_same_on_any_number_of_processes(results, scenario):
 @promise("resume")
 @pytest.mark.parametrize("scenario", SAVED)
 def test_resume_on_another_number_of_processes_ends_as_a_run_that_was_left_alone(results, scenario):
-    full = weights(results["one"], scenario)
-    before = torch.load(results["one"] / f"{scenario}.ckpt", weights_only=True)["state_dict"]
+    full = weights(results[1], scenario)
+    before = torch.load(results[1] / f"{scenario}.ckpt", weights_only=True)["state_dict"]
     # else there was nothing to do
     assert distance(full, {key: before[f"network.{key}"] for key in full}) > 1e-5
-    for world, num in (("three", 3), ("again", 1)):
-        for rank in range(num):
+    num = num_of(scenario)
+    for world, num_ranks in ((num, num), ("again", 1)):
+        for rank in range(num_ranks):
             resumed = weights(results[world], f"resumed_{scenario}", rank)
             assert distance(full, resumed) <= TOLERANCES.get(scenario, EXACT)
 
 
 def test_a_batch_of_bad_images_alone_leaves_numbers(results):
-    found = weights(results["one"], "bad_batches")
+    found = weights(results[1], "bad_batches")
     assert all(value.isfinite().all() for value in found.values())
     # they did miss something
-    assert distance(found, weights(results["one"], "batch_norm_uneven")) > 1e-6
+    assert distance(found, weights(results[1], "batch_norm_uneven")) > 1e-6
 
 
 @control("any-number-of-devices")
@@ -98,20 +113,21 @@ def test_a_batch_of_bad_images_alone_leaves_numbers(results):
 @control("random-numbers")
 @pytest.mark.parametrize(("mistake", "scenario"), MISTAKES.items())
 def test_control_mistakes_change_the_weights(results, mistake, scenario):
-    right, wrong = weights(results["one"], scenario), weights(results["three"], mistake)
+    right = weights(results[1], scenario)
+    wrong = weights(results[num_of(scenario)], mistake)
     assert distance(right, wrong) > 1e-4
 
 
 @control("random-numbers")
 def test_control_partners_of_the_batch_or_a_late_conversion_change_the_weights(results):
-    one, three = (weights(results[world], "control_partners") for world in ("one", "three"))
-    assert distance(one, three) > EXACT
-    restored = weights(results["three"], "control_restored")
-    assert distance(weights(results["one"], "balanced"), restored) > EXACT
+    one, two = (weights(results[world], "control_partners") for world in (1, 2))
+    assert distance(one, two) > EXACT
+    restored = weights(results[3], "control_restored")
+    assert distance(weights(results[1], "balanced"), restored) > EXACT
 
 
 def test_each_member_of_an_ensemble_takes_the_statistics_of_all_devices(results):
-    right, wrong = weights(results["one"], "members"), weights(results["three"], "control_members")
+    right, wrong = weights(results[1], "members"), weights(results[2], "control_members")
 
     def member(of: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
         name = f"members.{number}."
@@ -130,14 +146,14 @@ BF16 = 2**-6
 # of two, one of three processes has none; of one, all but the first
 @pytest.mark.parametrize("num", [2, 1])
 def test_a_step_under_bf16_is_the_same_where_a_process_has_no_image(results, num):
-    alone = load(results["one"], f"bf16_{num}")
+    alone = load(results[1], f"bf16_{num}")
     for rank in range(3):
-        found = unlike(alone, load(results["three"], f"bf16_{num}", rank))
+        found = unlike(alone, load(results[3], f"bf16_{num}", rank))
         assert {name: value for name, value in found.items() if not value <= BF16} == {}
 
 
 def test_under_bf16_statistics_of_each_device_s_own_share_are_caught(results):
-    found = unlike(load(results["one"], "bf16_2"), load(results["three"], "control_bf16"))
+    found = unlike(load(results[1], "bf16_2"), load(results[3], "control_bf16"))
     assert min(found[name] for name in ("output", "images", "0.weight", "2.weight")) > 0.1
 
 
@@ -148,11 +164,11 @@ def unlike(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> dict[str, 
 
 @promise("exact-metrics")
 def test_metrics_and_calibration_of_several_labels_are_those_of_one_process(results):
-    alone = load(results["one"], "labels_measured")
+    alone = load(results[1], "labels_measured")
     for counts, num in zip(alone["counts"], alone["nums"], strict=True):
         assert torch.tensor(counts["label_counts"]).sum(dim=(1, 2)).tolist() == [num] * 4
     for rank in range(3):
-        shared = load(results["three"], "labels_measured", rank)
+        shared = load(results[3], "labels_measured", rank)
         # counts are integers; the logits are the same to rounding, far below the width of a bin
         assert shared["counts"] == alone["counts"]
         assert shared["calibration"] == alone["calibration"]
@@ -162,11 +178,11 @@ def test_metrics_and_calibration_of_several_labels_are_those_of_one_process(resu
 
 @promise("exact-metrics")
 def test_temperature_and_threshold_are_the_same_on_any_number_of_processes(results):
-    alone = load(results["one"], "calibrated")
+    alone = load(results[1], "calibrated")
     assert alone["num_pictures"] == 6 and alone["threshold"]["value"] is not None
     assert abs(alone["temperature"] - 1) > 0.01
     for rank in range(3):
-        found = load(results["three"], "calibrated", rank)
+        found = load(results[3], "calibrated", rank)
         assert found["temperature"] == pytest.approx(alone["temperature"], rel=1e-10)
         assert found["num_pictures"] == alone["num_pictures"]
         value = found["threshold"].pop("value")
@@ -178,16 +194,15 @@ def test_temperature_and_threshold_are_the_same_on_any_number_of_processes(resul
 @pytest.mark.parametrize("num", [*NUM_EVALUATED, "flipped", "larger"])
 def test_every_image_counts_once(results, num):
     name, num = f"evaluated_{num}", num if isinstance(num, int) else NUM_EVALUATED[-1]
-    alone = load(results["one"], name)
+    alone = load(results[1], name)
     assert sum(map(sum, alone["confusion_matrix"])) == num
     for rank in range(3):
-        shared = load(results["three"], name, rank)
+        shared = load(results[3], name, rank)
         assert shared["confusion_matrix"] == alone["confusion_matrix"]
         # 0 / 0
         assert shared["metrics"] == pytest.approx(alone["metrics"], abs=1e-6, nan_ok=True)
     rows, rows_alone = (
-        list(csv.DictReader((results[k] / f"{name}.csv").read_text().splitlines()))
-        for k in ("three", "one")
+        list(csv.DictReader((results[k] / f"{name}.csv").read_text().splitlines())) for k in (3, 1)
     )
     assert len(rows_alone) == num
     for row, row_alone in zip(rows, rows_alone, strict=True):
@@ -199,6 +214,6 @@ def test_every_image_counts_once(results, num):
 @pytest.mark.parametrize("name", ["flipped", "larger"])
 def test_images_that_are_mirrored_too_or_larger_are_measured_otherwise(results, name):
     plain, other = (
-        load(results["one"], f"evaluated_{i}")["metrics"] for i in (NUM_EVALUATED[-1], name)
+        load(results[1], f"evaluated_{i}")["metrics"] for i in (NUM_EVALUATED[-1], name)
     )
     assert abs(plain["test/loss"] - other["test/loss"]) > 1e-5

@@ -181,7 +181,6 @@ def test_sigterm_ends_it_from_the_first_moment(monkeypatch):
         ("numpy.linalg", signal.SIGINT),
         ("numpy.dtypes", signal.SIGTERM),
         ("torch", signal.SIGINT),
-        ("torch", signal.SIGTERM),
         ("torch", signal.SIGHUP),
     ],
 )

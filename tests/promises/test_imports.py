@@ -12,6 +12,8 @@ STEPS = {
     "finetune": {"albumentations"},
     "finetune.data.decode": {"torch", "cv2", "PIL.AvifImagePlugin", "pillow_heif"},
     "finetune.data.datasets.download": {"pooch", "requests"},
+    "finetune.data.image_files": {"obstore"},
+    "finetune.runs.run_upload": {"obstore"},
     "finetune.parity.data_parallel": {
         *("pytorch_lightning", "albumentations", "torchvision", "jsonargparse")
     },
@@ -26,6 +28,8 @@ def test_parts_are_light_and_no_update_is_asked_for():
         "import sys",
         *(f"import {names}; print({heavy!r} & set(sys.modules))" for names, heavy in STEPS.items()),
     ]
+    # images of a folder need no client of object storage
+    lines += ["print(finetune.data.image_files.kind_of('.'), 'obstore' in sys.modules)"]
     lines += ["import os; print(os.environ['NO_ALBUMENTATIONS_UPDATE'])"]
     environment = {
         name: value for name, value in os.environ.items() if name != "NO_ALBUMENTATIONS_UPDATE"
@@ -34,7 +38,7 @@ def test_parts_are_light_and_no_update_is_asked_for():
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.split() == ["set()"] * len(STEPS) + ["1"]
+    assert done.stdout.split() == ["set()"] * len(STEPS) + ["folder", "False", "1"]
 
 
 @pytest.mark.parametrize("is_first", [True, False])

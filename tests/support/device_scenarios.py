@@ -190,8 +190,10 @@ TRAIN = partial(images, "train", 12)
 TRAININGS = {
     "small_float64": Training(data=TRAIN),
     "small_float32": Training(precision="32-true", saved_at=7),
-    "resnet_float32": Training(narrow, TRAIN, "32-true", model={**SLOW, "freeze_batch_norm": True}),
-    "trained_batch_norm": Training(narrow, TRAIN, model=SLOW),
+    "resnet_float32": Training(
+        narrow, TRAIN, "32-true", steps=5, model={**SLOW, "freeze_batch_norm": True}
+    ),
+    "trained_batch_norm": Training(narrow, TRAIN, steps=5, model=SLOW),
     "batch_norm_uneven": Training(normalised),
     "bad_batches": Training(normalised, with_bad_batches),
     "balanced": Training(saved_at=7, model=BALANCED),
@@ -206,6 +208,7 @@ TRAININGS = {
     "solved_head": Training(
         narrow,
         lambda: with_weights(images()),
+        steps=5,
         model={**BALANCED, **FROZEN, **SLOW, "head_stages": 3},
     ),
     "probe": Training(data=TRAIN, model={"head_init": "probe"}),

@@ -18,7 +18,6 @@ from finetune.commands.error_lines import exit_code, one_line
 
 PLACES = ("table", "archive", "s3", "hub")  # quick ones; a folder is what they are compared with
 RARE = ("folder", "table in s3", "archive in s3")
-AT_ADDRESSES = ("s3", "table in s3", "archive in s3", "hub")
 
 # Puts the images of a folder there, under a name, and returns the arguments of a command for them.
 Put = Callable[[Path, str], list[str]]

@@ -72,33 +72,16 @@ class FittedRuns:
     @cached_property
     def exported(self) -> Path:
         """best.safetensors of `single`."""
-        from finetune.cli import run
-
         folder = self.folder / "exported"
-        run(
-            [
-                "export",
-                str(self.single),
-                "--format",
-                "safetensors",
-                "--out",
-                str(folder / "best.safetensors"),
-            ]
-        )
+        out = str(folder / "best.safetensors")
+        _run_in(self.folder, "export", str(self.single), "--format", "safetensors", "--out", out)
         return folder
 
     def _fit(self, name: str, *words: str) -> Path:
         from colours import QUICKEST
 
-        from finetune.cli import run
-        from finetune.runs import run_lock
-
-        before = dict(os.environ)
         out = self.folder / name
-        run(["fit", *words, *QUICKEST, "--out", str(out)])
-        run_lock.release()
-        os.environ.clear()
-        os.environ.update(before)
+        _run_in(self.folder, "fit", *words, *QUICKEST, "--out", str(out))
         return out / "fit/version_0"
 
 
@@ -122,13 +105,10 @@ def run(fitted_runs: FittedRuns, tmp_path: Path) -> Callable[..., Path]:
 def finished(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of `finetune fit`, with its report; to be read only."""
     from colours import QUICKEST
-    from processes import finetune
 
     folder = tmp_path_factory.mktemp("finished")
-    process = finetune(
-        "fit", colours, *QUICKEST, "--report", "true", "--trainer.max_epochs", 3, cwd=folder
-    )
-    assert process.returncode == 0, process.stderr
+    words = [*QUICKEST, "--report", "true", "--trainer.max_epochs", "3"]
+    _run_in(folder, "fit", str(colours), *words)
     return folder / "runs/fit/version_0"
 
 
@@ -138,12 +118,24 @@ def predicted(
 ) -> dict[str, np.ndarray]:
     """`finetune predict`: path of each test image to its probabilities."""
     from colours import NAMES
-    from processes import finetune
 
     folder = tmp_path_factory.mktemp("predicted")
-    words = ["--workers", 0, "--trainer.accelerator", "cpu", "--out", "predictions.csv"]
-    process = finetune("predict", finished, colours / "test", *words, cwd=folder)
-    assert process.returncode == 0, process.stderr
+    words = ["--workers", "0", "--trainer.accelerator", "cpu", "--out", "predictions.csv"]
+    _run_in(folder, "predict", str(finished), str(colours / "test"), *words)
     rows = list(csv.DictReader((folder / "predictions.csv").read_text().splitlines()))
     assert len(rows) == 30
     return {row["path"]: np.array([float(row[f"p_{name}"]) for name in NAMES]) for row in rows}
+
+
+def _run_in(folder: Path, *words: str) -> None:
+    """Run a command in a folder, and leave this process as it was."""
+    from finetune.cli import run
+    from finetune.runs import run_lock
+
+    before = dict(os.environ)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run([*words])
+    run_lock.release()
+    os.environ.clear()
+    os.environ.update(before)
