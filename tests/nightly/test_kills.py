@@ -49,7 +49,7 @@ def run(folder: Path, command: str, fault: str = "kill", number: int = -1) -> tu
 def place(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Makes a folder with images and a checkpoint."""
     root = tmp_path_factory.mktemp("kills")
-    draw_colours(root / "data", train=20, test=2)
+    draw_colours(root / "data", train=12, test=2)
     run(root, "fit")
     (best,) = root.glob("runs/fit/*/checkpoints/best.ckpt")
 

@@ -18,10 +18,10 @@ NOTEBOOK = ROOT / "docs" / "python.ipynb"
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.S | re.M)
 
 
-# A tenth of the images: to draw and test 880 takes as long as all else.
+# A few of the images: to draw and test 880 takes as long as all else.
 DRAW_FEW = """
 from finetune.demo import drawing
-drawing.NUM_TARGET = {"train": 40, "val": 20, "test": 20}
+drawing.NUM_TARGET = {"train": 16, "val": 8, "test": 8}
 """
 
 

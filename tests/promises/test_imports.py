@@ -12,11 +12,11 @@ STEPS = {
     "finetune": {"albumentations"},
     "finetune.data.decode": {"torch", "cv2", "PIL.AvifImagePlugin", "pillow_heif"},
     "finetune.data.datasets.download": {"pooch", "requests"},
-    "finetune.data.image_files": {"obstore"},
-    "finetune.runs.run_upload": {"obstore"},
     "finetune.parity.data_parallel": {
         *("pytorch_lightning", "albumentations", "torchvision", "jsonargparse")
     },
+    "finetune.data.image_files": {"obstore"},
+    "finetune.runs.run_upload": {"obstore"},
 }
 
 

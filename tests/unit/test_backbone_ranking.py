@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from finetune.features.backbone_ranking import (
     OutOfTime,
+    Ranking,
     Unusable,
     cross_validated_scores,
     rank,
@@ -40,30 +41,35 @@ def networks(table: dict[str, np.ndarray], before=lambda name, chosen, deadline:
     return {name: load(name) for name in table}
 
 
-def test_the_informative_network_wins_and_noise_is_at_chance():
-    table = {"noise": features(0.0), "weak": features(1.0), "strong": features(3.0)}
-    strong, weak, noise = rank(networks(table), LABELS, CLASSES, 1e9).standings
-    assert [strong.name, weak.name, noise.name] == ["strong", "weak", "noise"]
-    assert strong.accuracy > 0.9 > weak.accuracy > 0.4
-    # A quarter by chance; the standard error of 256 images is 0.027.
-    assert noise.accuracy < 0.25 + 4 * 0.027
-    # the control: no network predicts these
-    shuffled = np.random.default_rng(3).permutation(LABELS)
-    standings = rank(networks(table), shuffled, CLASSES, 1e9).standings
-    assert all(standing.accuracy < 0.36 for standing in standings)
+FOUR = {f"n{i}": features(float(i), seed=i) for i in range(4)}  # the first is noise
 
 
-FOUR = {f"n{i}": features(float(i), seed=i) for i in range(4)}
-
-
-def test_the_better_half_continues_with_more_images_and_none_is_asked_for_twice():
+@pytest.fixture(scope="module")
+def ranked() -> tuple[Ranking, dict[str, list[int]]]:
+    """The ranking of these networks, and the images that each was asked for."""
     asked: dict[str, list[int]] = {}
 
     def ask(name, chosen, _):
         asked.setdefault(name, []).extend(chosen.tolist())
 
-    ranking = rank(networks(FOUR, ask), LABELS, CLASSES, 1e9)
-    assert [standing.name for standing in ranking.standings] == ["n3", "n2", "n1", "n0"]
+    return rank(networks(FOUR, ask), LABELS, CLASSES, 1e9), asked
+
+
+def test_the_informative_network_wins_and_noise_is_at_chance(ranked):
+    strongest, strong, weak, noise = ranked[0].standings
+    assert [strongest.name, strong.name, weak.name, noise.name] == ["n3", "n2", "n1", "n0"]
+    assert strongest.accuracy > 0.9 > weak.accuracy > 0.4
+    # A quarter by chance; the standard error of 300 images is 0.025.
+    assert noise.accuracy < 0.25 + 4 * 0.025
+    # the control: no network predicts these
+    shuffled = np.random.default_rng(3).permutation(LABELS)
+    two = {name: FOUR[name] for name in ("n0", "n3")}
+    standings = rank(networks(two), shuffled, CLASSES, 1e9).standings
+    assert all(standing.accuracy < 0.36 for standing in standings)
+
+
+def test_the_better_half_continues_with_more_images_and_none_is_asked_for_twice(ranked):
+    ranking, asked = ranked
     nums = [standing.num_images for standing in ranking.standings]
     assert nums[0] == nums[1] == NUM == 2 * nums[2] == 2 * nums[3]
     assert {name: len(set(rows)) for name, rows in asked.items()} == {
