@@ -106,6 +106,7 @@ class Server:
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_REGION": "us-east-1",
+            "AWS_ALLOW_HTTP": "true",
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._line()}",
         }
 

@@ -1,4 +1,4 @@
-"""`finetune cache`: list or remove the caches of decoded images, and the copies of images in object storage."""
+"""`finetune cache`: list or remove the caches of decoded images, and the copies of images in buckets and archives."""
 
 import shutil
 import time
@@ -11,15 +11,16 @@ from rich.text import Text
 
 from finetune.commands.plain_table import plain_table, table_console
 from finetune.data.memmap import open_or_none
-from finetune.system.cache_dir import COPIES, IMAGES, cache_dir, has_mark
+from finetune.system.cache_dir import COPIES, COPIES_MARK, IMAGES, cache_dir, has_mark
 from finetune.system.files import unfinished_matching
 from finetune.system.messages import bytes_text, shown
+from finetune.system.process_folder import remove_ended
 
 _WIDTH = 400  # of a table that is not shown on a terminal, with space for long paths
 
 
 def cache(remove: Literal["all"] | None = None) -> None:
-    """List the caches of decoded images and the copies of images in object storage, or remove all.
+    """List the caches of decoded images and the copies of images in object storage and in archives, or remove all.
 
     A run that uses a removed cache keeps it until its end, but ends if its copies are removed.
 
@@ -30,7 +31,7 @@ def cache(remove: Literal["all"] | None = None) -> None:
     """
     folder = cache_dir()
     caches = [path for path in sorted(folder.glob(f"*{IMAGES}")) if has_mark(path)]
-    copies = sorted(path for path in (folder / COPIES).glob("*") if path.is_dir())
+    copies = sorted(mark.parent for mark in (folder / COPIES).glob(f"*/{COPIES_MARK}"))
     if remove is None:
         print(f"{'caches' if caches or copies else 'no caches'} in {shown(str(folder))}")
         if caches or copies:
@@ -46,6 +47,7 @@ def cache(remove: Literal["all"] | None = None) -> None:
         path.unlink()
     for path in copies:
         shutil.rmtree(path)
+    remove_ended(folder / COPIES)
     print(f"removed {len(chosen) + len(copies)} from {shown(str(folder))}: {bytes_text(num_bytes)}")
 
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import tarfile
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,13 +19,14 @@ from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
-from finetune.data.addresses import StorageError, is_address, parse_address, real_place
-from finetune.data.bucket_client import START_SECONDS, download, head
+from finetune.data import bucket
+from finetune.data.addresses import StorageError, is_address, real_place
 from finetune.data.image_files import file_stats
 from finetune.data.splits import SPLIT_NAMES
-from finetune.system.cache_dir import cache_dir
+from finetune.system.cache_dir import COPIES, COPIES_MARK, cache_dir
 from finetune.system.files import one_at_a_time
 from finetune.system.messages import reason, shown
+from finetune.system.process_folder import process_folder
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ def unpacked(place: str) -> str:
     version, e_tag = _version(place)
     key = f"{real_place(place)}\0{version}".encode(errors="surrogateescape")
     name = PurePosixPath(place).name[:_LONGEST_NAME]
-    folder = cache_dir() / "archives" / f"{name}-{blake2b(key, digest_size=8).hexdigest()}"
+    folder = cache_dir() / COPIES / f"{name}-{blake2b(key, digest_size=8).hexdigest()}"
     if not folder.exists():
         with one_at_a_time(folder):
             if not folder.exists():
@@ -91,7 +93,7 @@ def unpacked(place: str) -> str:
 def _version(place: str) -> tuple[str, str | None]:
     """Return a text that changes with the content of an archive, and its ETag, if it is at an address."""
     if is_address(place):
-        item = head(parse_address(place), START_SECONDS)
+        item = bucket.head(place, is_start=True)
         if item is None:
             raise FileNotFoundError(f"the archive {place!r} does not exist")
         return str(item.version()), item.e_tag
@@ -102,20 +104,24 @@ def _version(place: str) -> tuple[str, str | None]:
 
 
 def _unpack(place: str, e_tag: str | None, folder: Path) -> None:
-    """Unpack an archive to a new folder, which appears when it is complete. For `e_tag` see `download`."""
-    temporary = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    """Unpack an archive to a new folder, which appears when it is complete. For `e_tag` see `bucket.download`."""
+    temporary = Path(tempfile.mkdtemp(dir=process_folder(folder.parent)))
     content = temporary / "content"
     try:
-        content.mkdir(parents=True)
+        content.mkdir()
         path = Path(place)
         if is_address(place):
             path = temporary / "archive"
-            download(parse_address(place), e_tag, path)
+            bucket.download(place, e_tag, path)
         limit = max(FREE_BYTES, _LARGEST_RATIO * path.stat().st_size)
         is_zip = place.lower().endswith(".zip")
         _extract(_zip_members(path) if is_zip else _tar_members(path, limit), limit, content)
-        content.rename(folder)
+        (content / COPIES_MARK).touch()
+        try:
+            content.rename(folder)
+        except OSError:  # on a disk without locks another process may have been quicker
+            if not folder.exists():
+                raise
     except StorageError:  # not a fault of the archive
         raise
     except _DAMAGED as error:

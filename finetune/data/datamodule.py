@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from finetune.data.addresses import is_in_bucket
+from finetune.data.addresses import is_address
 from finetune.data.batch_limits import FitLimits, check_limit, num_within
-from finetune.data.data_place import is_copied
+from finetune.data.data_place import is_archive
 from finetune.data.data_set import DataSet
 from finetune.data.data_settings import (
     Augmentation,
@@ -291,7 +291,7 @@ class ImageDataModule(pl.LightningDataModule):
     @classmethod
     def is_in(cls, root: str) -> bool:
         """Return whether a folder holds the data set, so that nothing has to be created or downloaded."""
-        return is_copied(root) or kind_of(root) not in (None, "link")
+        return is_address(root) or is_archive(root) or kind_of(root) not in (None, "link")
 
     @abstractmethod
     def scan(self) -> DataSet:
@@ -305,7 +305,7 @@ class ImageDataModule(pl.LightningDataModule):
         self._check_equal_on_ranks()
         self.is_fitted |= stage == "fit"
         # Images in a bucket are read for the first checkpoint: by its end an epoch has copied them.
-        if stage == "fit" and not is_in_bucket(next(iter(self.splits["train"].paths), "")):
+        if stage == "fit" and not self.splits["train"].has_remote_files():
             _ = self.seen
         self._ahead = BatchesAhead()  # the old one may belong to an earlier fit
         if stage in ("fit", "validate"):

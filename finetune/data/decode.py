@@ -31,6 +31,7 @@ from finetune.data.addresses import StorageError
 from finetune.data.heif import HEIC_SUFFIXES, has_heic_reader, heif_advice, heif_formats, is_heif
 from finetune.data.image_files import open_file
 from finetune.data.limits import MAX_BYTES, MAX_PIXELS, MAX_SCANS
+from finetune.data.mirror import original
 
 IMAGE_SUFFIXES: frozenset[str] = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
@@ -109,7 +110,7 @@ def decode(
         DecodeError: The file cannot be read, or is not a complete image within the limits.
         StorageError: Object storage cannot be reached.
     """
-    name = name or ("image" if isinstance(source, bytes) else os.fspath(source))
+    name = name or ("image" if isinstance(source, bytes) else original(os.fspath(source)))
     silence_pillow()
     try:
         with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:

@@ -32,7 +32,7 @@ from finetune.data.file_facts import sizes_of_some
 from finetune.data.heif import heic_version
 from finetune.data.image_files import concatenate_stats, files_digest, normal_path
 from finetune.data.memmap import MemmapImages, TooLarge, open_or_none, write_memmap
-from finetune.data.mirror import map_files
+from finetune.data.mirror import map_files, original
 from finetune.data.samples import CachedImages, Samples
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.cache_dir import IMAGES, available_bytes, cache_dir, mark_used
@@ -103,7 +103,11 @@ def _describe(
     decoder = f"finetune {finetune.__version__}, Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
     decoder += f", torch {torch.__version__}" if shorter_side else ""
     decoder += heic_version(paths)
-    return {"root": real_place(normal_path(root)), "shorter_side": shorter_side, "decoder": decoder}
+    return {
+        "root": real_place(original(normal_path(root))),
+        "shorter_side": shorter_side,
+        "decoder": decoder,
+    }
 
 
 def _cache_file(about: dict[str, Any], digest: str) -> Path:

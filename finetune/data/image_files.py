@@ -1,40 +1,53 @@
-"""Files of a disk, and of a bucket by their addresses: kinds, folders, sizes and times, and opening them.
+"""Image files of the local disk: kinds, folders, sizes and times, and opening them. A path is text.
 
-A path is text. What a bucket holds is known from its list, and its files are read from copies (see `mirror`).
+Some are copies of objects in a bucket, which get their content when they are opened (see `mirror`).
 """
 
-import errno
 import hashlib
 import os
 import stat
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
-from finetune.data.addresses import Address, is_address, is_in_bucket, parse_address, real_place
-from finetune.data.file_entries import Entry, FileStats, Kind
-from finetune.data.mirror import Mirror, fetched, list_again, mirror_of
+from finetune.data.addresses import is_address, parse_address, real_place
+from finetune.data.mirror import filled, mirror_of, original
 
-_UNKNOWN = -1
+# "link" is a dangling link, "other" for example a pipe; None if there is nothing
+Kind = Literal["folder", "file", "link", "other"] | None
 
 
-def refresh(folder: str | os.PathLike[str]) -> None:
-    """List a folder of a bucket again, before its images are searched for.
+class Entry(NamedTuple):
+    """A file or folder in a folder. `is_folder` is also true for a link to a folder."""
 
-    Raises:
-        StorageError: Object storage cannot be reached.
+    name: str
+    path: str
+    is_folder: bool
+    is_link: bool
+
+
+@dataclass(frozen=True)
+class FileStats:
+    """Sizes and times of N files.
+
+    Attributes:
+        sizes: Size of each file in bytes, (N,) int64; -1 if it does not exist.
+        times: Two numbers of each file that change with its content, (N, 2) int64; -1 if it does not exist. Those of a
+            local file are `st_mtime_ns` and `st_ctime_ns`, those of a copy the object's time and a digest of its ETag.
+        is_regular: Whether it is a regular file, not a folder or a pipe, (N,) bool.
     """
-    if is_in_bucket(text := os.fspath(folder)):
-        list_again(text)
 
+    sizes: np.ndarray
+    times: np.ndarray
+    is_regular: np.ndarray
 
-def _listed(path: str) -> Mirror:
-    """Return the mirror of a path in a bucket, which is listed if it was not."""
-    return mirror_of(path) or list_again(path)
+    def take(self, rows: np.ndarray) -> "FileStats":
+        """Return the stats of the files at `rows`, in that order."""
+        return FileStats(self.sizes[rows], self.times[rows], self.is_regular[rows])
 
 
 def normal_path(path: str | os.PathLike[str]) -> str:
@@ -44,8 +57,8 @@ def normal_path(path: str | os.PathLike[str]) -> str:
 
 
 def absolute_path(path: str) -> str:
-    """Return a path that does not depend on the working directory."""
-    return normal_path(path) if is_address(path) else os.path.abspath(path)
+    """Return a path that does not depend on the working directory; of a copy its address."""
+    return normal_path(path) if is_address(path) else original(os.path.abspath(path))
 
 
 def is_same_place(first: str, second: str) -> bool:
@@ -55,9 +68,6 @@ def is_same_place(first: str, second: str) -> bool:
 
 def kind_of(path: str) -> Kind:
     """Return what is at a path."""
-    if is_in_bucket(path):
-        path = normal_path(path)
-        return _listed(path).tree.kind(path)
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):  # ValueError: a zero byte
@@ -73,10 +83,6 @@ def entries(folder: str) -> Iterator[Entry]:
     Raises:
         OSError: The folder cannot be read.
     """
-    if is_in_bucket(folder):
-        folder = normal_path(folder)
-        yield from _listed(folder).tree.entries(folder)
-        return
     with os.scandir(folder) as found:
         for entry in found:
             try:
@@ -96,68 +102,26 @@ def file_stats(paths: Sequence[str], skip: bool = True) -> FileStats:
     Raises:
         OSError: A file does not exist, and `skip` is false.
     """
-    parts = [
-        _object_stats(list(part), skip) if is_there else _local_stats(list(part), skip)
-        for is_there, part in groupby(paths, is_in_bucket)
-    ]
-    return concatenate_stats(parts or [_local_stats([], skip)])
-
-
-def _local_stats(paths: Sequence[str], skip: bool) -> FileStats:
-    sizes = array("q")
-    times = array("q")
-    is_regular = array("b")
+    numbers = array("q")
     for path in paths:
-        size, both_times, regular = _status(path, skip)
-        sizes.append(size)
-        times.extend(both_times)
-        is_regular.append(regular)
-    return FileStats(
-        np.array(sizes, np.int64),
-        np.array(times, np.int64).reshape(-1, 2),
-        np.array(is_regular, bool),
-    )
+        try:
+            numbers.extend(_numbers(path))
+        except OSError as error:
+            if not skip:
+                raise _explained(error, path) from None
+            numbers.extend((-1, -1, -1, False))
+    table = np.array(numbers, np.int64).reshape(-1, 4)
+    return FileStats(table[:, 0].copy(), table[:, 1:3].copy(), table[:, 3].astype(bool))
 
 
-def _status(path: str, skip: bool) -> tuple[int, tuple[int, ...], bool]:
+def _numbers(path: str) -> tuple[int, int, int, bool]:
     """Return the size of a file, its two times, and whether it is a regular file; see `FileStats`."""
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        if not skip:
-            raise _explained(error, path) from None
-        return _UNKNOWN, (_UNKNOWN, _UNKNOWN), False
-    times = (status.st_mtime_ns, status.st_ctime_ns)
-    return status.st_size, times, stat.S_ISREG(status.st_mode)
-
-
-def _object_stats(paths: Sequence[str], skip: bool) -> FileStats:
-    """Return the stats of files in buckets. Of those in no folder that was listed, the common folder is listed."""
-    _list_common_folder([path for path in paths if mirror_of(path) is None])
-    objects = [_listed(path).tree.objects.get(path) for path in paths]
-    if not skip and None in objects:
-        missing = paths[objects.index(None)]
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), missing)
-    sizes = [_UNKNOWN if item is None else item.size for item in objects]
-    times = [
-        (_UNKNOWN, _UNKNOWN) if item is None else (item.changed, item.version()) for item in objects
-    ]
-    return FileStats(
-        np.array(sizes, np.int64),
-        np.array(times, np.int64).reshape(-1, 2),
-        np.array([item is not None for item in objects], bool),
-    )
-
-
-def _list_common_folder(paths: Sequence[str]) -> None:
-    if len(set(paths)) == 1:
-        list_again(paths[0])
-        return
-    addresses = [parse_address(path) for path in set(paths)]
-    for scheme, bucket in {(address.scheme, address.bucket) for address in addresses}:
-        keys = [a.key for a in addresses if (a.scheme, a.bucket) == (scheme, bucket)]
-        folders = [os.path.dirname(key) for key in keys]
-        list_again(str(Address(scheme, bucket, os.path.commonpath(folders))))
+    mirror = mirror_of(path)
+    if mirror is not None and (item := mirror.objects.get(path)) is not None:
+        return item.size, item.changed, item.version(), True
+    status = os.stat(path)
+    is_regular = stat.S_ISREG(status.st_mode)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, is_regular
 
 
 def concatenate_stats(parts: Sequence[FileStats]) -> FileStats:
@@ -188,16 +152,17 @@ def files_digest(paths: Sequence[str], stats: FileStats, root: str | os.PathLike
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file for reading. One in a bucket is copied first, unless its copy is there.
+    """Open a file for reading.
 
     Raises:
         OSError: The file cannot be opened.
         ValueError: It is a pipe, which would block until it is written to.
-        StorageError: Object storage cannot be reached, or the file was replaced.
+        StorageError: It is in a bucket, which cannot be reached, or it was replaced there.
     """
     text = os.fspath(path)
     try:
-        file = open(fetched(text), "rb", opener=_open_at_once)  # noqa: SIM115 the caller closes it
+        with filled(text):
+            file = open(text, "rb", opener=_open_at_once)  # noqa: SIM115 the caller closes it
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _explained(error, text) from None
     if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
@@ -218,13 +183,13 @@ def read_pieces(
 
     Raises:
         OSError: The file cannot be read.
-        StorageError: Object storage cannot be reached.
+        StorageError: It is in a bucket, which cannot be reached, or it was replaced there.
     """
-    mirror = mirror_of(path) if is_in_bucket(path) else None
-    if mirror is not None and mirror.holds(path) and not mirror.has(path):
+    mirror = mirror_of(path)
+    if mirror is not None and mirror.can_fill(path) and not mirror.has(path):
         return mirror.read_pieces(path, num_bytes, starts)
     try:
-        descriptor = _open_at_once(fetched(path), os.O_RDONLY)
+        descriptor = _open_at_once(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _explained(error, path) from None
     try:
@@ -235,9 +200,11 @@ def read_pieces(
 
 
 def _explained(error: OSError, path: str) -> OSError:
-    """Return the error of a file that cannot be opened, which names a dangling link as such."""
+    """Return the error of a file that cannot be opened, which names a dangling link as such, and an object."""
     if isinstance(error, FileNotFoundError) and os.path.islink(path):
         return FileNotFoundError(error.errno, "The target of this link does not exist", path)
+    if error.filename is not None:
+        error.filename = original(path)
     return error
 
 

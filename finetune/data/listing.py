@@ -13,7 +13,7 @@ import numpy as np
 
 from finetune.data.data_set import DataSet, empty_classes
 from finetune.data.faults import Fault
-from finetune.data.file_entries import FileStats
+from finetune.data.image_files import FileStats
 from finetune.data.samples import PathList, Samples
 from finetune.data.targets import ClassIndex, MultiHot, Targets
 from finetune.system.file_names import composed

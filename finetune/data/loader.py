@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +18,7 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import DataLoader
 
-from finetune.data.mirror import Ahead, mirror_folders, use_folders
+from finetune.data.mirror import Ahead
 from finetune.distributed.signals import handle_signals_while_waiting, is_rank_zero
 from finetune.system.machine import num_cores
 
@@ -134,12 +133,11 @@ def loader_options(
     )
     check_shared_memory(num, batch_bytes, 1 if devices is None else devices.num, num_ahead)
     # Python 3.14's default, a fork server, would run a script without a main guard once more
-    folders = mirror_folders()
     is_forked = num > 0 and sys.platform == "linux"
     return {
         "num_workers": num,
         "pin_memory": is_pinned(devices),
-        "worker_init_fn": partial(start_worker, folders=folders) if folders else start_worker,
+        "worker_init_fn": start_worker,
         "multiprocessing_context": "fork" if is_forked else None,
     }
 
@@ -259,9 +257,8 @@ def end_workers() -> None:
         _started.discard(iterator)
 
 
-def start_worker(worker_id: int, folders: dict[str, Path] | None = None) -> None:
-    """Set up a worker: threads and signals, and the folders of `mirror_folders`."""
-    use_folders(folders or {})
+def start_worker(worker_id: int) -> None:
+    """Set up a worker: threads and signals."""
     torch.set_num_threads(1)
     sys.excepthook = _print_unless_disconnected
     main = multiprocessing.parent_process()

@@ -1,27 +1,31 @@
-"""The local folder of a place of images: archives are unpacked, and datasets of the hub downloaded, once."""
+"""The local folder of a place of images: of a bucket, of an archive, or of a dataset of the hub."""
 
 import glob
 from pathlib import Path
 
-from finetune.data.addresses import is_dataset, parse_address, repository_of
+from finetune.data.addresses import is_dataset, is_in_bucket, parse_address, repository_of
 from finetune.data.archives import unpacked
 from finetune.data.data_place import is_archive
+from finetune.data.mirror import Mirror
 from finetune.models.hub import check_hub_client, hub_errors
 
 
 def local_folder(place: str) -> str:
-    """Return the folder, file or address from which the images of a place are read.
+    """Return the local folder or file from which the images of a place are read.
 
-    It is the copy of an archive or of a dataset of the hub, which the first call makes; else the place itself.
+    An archive is unpacked once, and a dataset of the hub downloaded once. A bucket is listed by each call, and its
+    images are copied when they are read. A local folder or file is returned as it is.
 
     Raises:
-        OSError: The archive or the dataset cannot be read.
+        OSError: The place cannot be read, or it does not exist.
         ValueError: The archive is damaged or hostile.
         StorageError: Object storage cannot be reached.
     """
     if is_dataset(place):
         return _downloaded(place)
-    return unpacked(place) if is_archive(place) else place
+    if is_archive(place):
+        return unpacked(place)
+    return Mirror(place).path if is_in_bucket(place) else place
 
 
 def _downloaded(place: str) -> str:

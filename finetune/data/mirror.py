@@ -1,42 +1,41 @@
-"""Copies of images in object storage on the local disk, in the folder of caches.
+"""An address in object storage is a folder on the local disk, in the folder of caches.
 
-A folder of a bucket is listed once. All questions about its files are answered from this list. A file that is read is
-copied first: with the ETag of the list, under a temporary name, which is then replaced. So workers, checks and caches
-read local files only, and a later epoch or run needs no request for a file with the same ETag. Several processes may
-copy the same files.
+A folder of a bucket is listed once, and its folders and files are made there, the files empty. All other code sees a
+local folder: it finds images, classes and names in it as in any other. An empty file gets its content when it is to be
+read: with the ETag of the list, written elsewhere and then moved into its place. So workers, checks and caches read
+local files only, and a later epoch or run needs no request for a file with the same ETag. Several processes may share
+a folder.
 
-If the files need more than half of the free disk, each process has a folder of its own. It deletes the copies that were
-used longest ago, but none that a worker may still read.
+If the files need more than half of the free disk, each process has a folder of its own. It keeps as many files as fit,
+and deletes the others when they were read, but none that a worker may still read.
 
-Only the process that has listed a folder copies its files: a client of object storage does not survive a fork.
+Only the process that has listed a folder fills it: a client of object storage does not survive a fork.
 """
 
-import errno
+import glob
 import logging
 import os
-import queue
+import re
 import secrets
-import shutil
-import socket
-import tempfile
-import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from threading import RLock
 from typing import Any, Generic, TypeVar
 
-from finetune.data.addresses import StorageError, is_in_bucket, parse_address
-from finetune.data.bucket_client import Object, endpoint_of, read, read_range
-from finetune.data.bucket_tree import list_tree
+from finetune.data import bucket
+from finetune.data.addresses import Address, StorageError, is_in_bucket, parse_address
 from finetune.data.limits import MAX_BYTES
-from finetune.system.cache_dir import COPIES, available_bytes, cache_dir
-from finetune.system.daemon_threads import complete
+from finetune.system.cache_dir import COPIES, COPIES_MARK, available_bytes, cache_dir
+from finetune.system.daemon_threads import DaemonThreads
+from finetune.system.files import one_at_a_time
 from finetune.system.messages import bytes_text, reason
+from finetune.system.process_folder import PREFIX, process_folder
 
 log = logging.getLogger(__name__)
 
@@ -48,104 +47,160 @@ _SMALL_BYTES = 2**16  # of a file that is read whole, in one request, where piec
 _NUM_SUBMITTED = 4  # per thread, calls of `map_files` that wait or are running
 _POLL_SECONDS = 0.5  # between two calls of `while_waiting`
 
+# The folder of a bucket's copies, in that of all copies, and the key of one.
+_COPY = re.compile(
+    rf"(?:{re.escape(PREFIX)}[^/]+/)?(s3|gs|az)-([^/]+)-[0-9a-f]{{8}}(?:/(.*))?", re.S
+)
+
 _Group = TypeVar("_Group")
 _Result = TypeVar("_Result")
 
 
 class Mirror:
-    """The files in a folder of a bucket, which are copied to the local disk when they are needed.
+    """The local folder of an address, or the file of a single object. It is listed, and its empty files are made.
 
     Args:
-        address: The folder, or a single file. It is listed.
-        limit_bytes: Largest size of the copies. By default that of all files may be half of the free disk; if they need
-            more, the copies of this process take no more than is still free.
+        address: The address.
+        limit_bytes: Largest size of the copies. By default that of all files may be half of the free disk.
 
     Attributes:
-        root: The address in its shortest form.
-        tree: The list of its files.
-        folder: The folder of the copies.
+        address: The address in its shortest form.
+        path: The path of the local folder or file.
+        is_kept: Whether the copies stay for later runs.
 
     Raises:
         WrongUsage: The address is invalid, or the package for object storage is not installed.
-        StorageError: The storage cannot be reached.
+        FileNotFoundError: There is nothing at the address.
+        StorageError: The storage cannot be reached, or the folder cannot be written.
     """
 
     def __init__(self, address: str, limit_bytes: float | None = None) -> None:
         parsed = parse_address(address)
-        self.root = str(parsed)
-        self.tree = list_tree(parsed)
-        self.folder = _shared_folder(self.root)
-        self._requests: dict[str, Future[None]] = {}
-        # The copies in a folder of this process alone and their sizes, those used longest ago first.
-        self._copies: dict[str, int] = {}
-        self._num_bytes = 0
-        self._pins: Counter[str] = Counter()  # how many groups that may still be read hold a file
-        self._limit = limit_bytes
+        self.address = str(parsed)
+        objects = _objects_at(parsed)
         self._process = os.getpid()
+        self._limit = limit_bytes
+        self._requests: dict[str, Future[None]] = {}
+        self._pins: Counter[str] = Counter()  # how many groups that may still be read hold a file
+        self._kept: set[str] = set()  # copies that stay in a folder of this process, and their size
+        self._kept_bytes = 0
         self._is_logged = False
-        self._lock = threading.RLock()  # threads read files, too
-        objects = self.tree.objects
-        limit = available_bytes(self.folder) if limit_bytes is None else limit_bytes
-        num_bytes = sum(item.size for item in objects.values())
-        if num_bytes > limit:
-            num_bytes = sum(item.size for path, item in objects.items() if not self.has(path))
-        self.is_kept = num_bytes <= limit
-        if not self.is_kept:
-            self.folder = _own_folder(self)
+        self._lock = RLock()  # threads read files, too
+        try:
+            copies = Path(os.path.abspath(cache_dir() / COPIES))
+            self._temporary = process_folder(copies)
+            self._set_place(copies, objects)
+            most = self._most_bytes(str(copies))
+            num_bytes = sum(item.size for item in objects.values())
+            if num_bytes > most:
+                missing = [item for path, item in self.objects.items() if not self.has(path)]
+                num_bytes = sum(item.size for item in missing)
+            self.is_kept = num_bytes <= most
+            if not self.is_kept:
+                self._set_place(self._temporary, objects)
+            with one_at_a_time(Path(self._folder)):
+                self._make_files()
+        except OSError as error:
+            raise self._not_copied(error) from error
+        _mirrors.pop(self.path, None)
+        _mirrors[self.path] = self  # the newest last
 
-    def local(self, path: str) -> Path:
-        """Return where the copy of a file is, or will be."""
-        return _place(self.folder, path)
+    def _set_place(self, parent: Path, objects: dict[str, bucket.Object]) -> None:
+        """Set the folder of the bucket, the path of this mirror in it, and the objects by their paths."""
+        scheme, name, key = parse_address(self.address)
+        of_server = f"{bucket.endpoint_of(scheme)} {scheme}".encode(errors="surrogateescape")
+        digest = blake2b(of_server, digest_size=4).hexdigest()
+        self._folder = str(parent / f"{scheme}-{name}-{digest}")
+        self.path = f"{self._folder}/{key}" if key else self._folder
+        self.objects = {
+            f"{self.path}/{name}" if name else self.path: item for name, item in objects.items()
+        }
+
+    def _make_files(self) -> None:
+        """Make the folders and files of the list, the new ones empty, and delete those that it does not have."""
+        os.makedirs(self._folder, exist_ok=True)
+        Path(self._folder, COPIES_MARK).touch()
+        there: set[str] = set()
+        for folder, _, names in os.walk(self.path, topdown=False):
+            for name in names:
+                path = f"{folder}/{name}"
+                if path in self.objects:
+                    there.add(path)
+                elif name != COPIES_MARK:
+                    os.unlink(path)
+            with suppress(OSError):  # it is not empty
+                os.rmdir(folder)
+        if self.path not in self.objects:
+            if os.path.isfile(self.path):
+                os.unlink(self.path)
+            os.makedirs(self.path, exist_ok=True)
+        made: set[str] = set()
+        for path in self.objects.keys() - there:
+            folder = os.path.dirname(path)
+            if folder not in made:
+                made.add(folder)
+                os.makedirs(folder, exist_ok=True)
+            open(path, "ab").close()
+
+    def address_of(self, path: str) -> str:
+        """Return the address of a file."""
+        return self.address + path.removeprefix(self.path)
 
     def has(self, path: str) -> bool:
-        """Return whether the copy of a file is there, with the content of the list."""
-        item = self.tree.objects[path]
+        """Return whether a file has the content of the list."""
+        item = self.objects[path]
         try:
-            status = self.local(path).stat()
+            status = os.stat(path)
         except OSError:
             return False
         return (status.st_size, int(status.st_mtime)) == (item.size, _stamp(item))
 
-    def holds(self, path: str) -> bool:
-        """Return whether a file is in the list, and this process may copy it."""
-        return path in self.tree.objects and self._process == os.getpid()
+    def can_fill(self, path: str) -> bool:
+        """Return whether a file is in the list, and this process may request it."""
+        return path in self.objects and self._process == os.getpid()
 
     def request(self, path: str) -> "Future[None] | None":
-        """Begin to copy a file; the result is when it has arrived, None if it is there. See `holds`.
+        """Begin to copy a file; the result is when it has arrived, None if it is there. See `can_fill`.
 
         The copy is not deleted until `release`.
         """
-        item = self.tree.objects[path]
         with self._lock:
             self._pins[path] += 1
-            self._use(path, item.size)
-            request = self._requests.get(path)
-            if request is not None:
-                return request
+            if path in self._requests:
+                return self._requests[path]
             if self.has(path):
                 return None
             self._log_once()
-            request = self._requests[path] = _submit(partial(self._copy, path, item))
+            request = self._requests[path] = _threads.submit(partial(self._copy, path))
         request.add_done_callback(lambda _: self._requests.pop(path, None))
         return request
 
     def release(self, path: str) -> None:
-        """End the use of a file that was requested."""
+        """End the use of a file that was requested. In a folder of this process it is deleted, unless it may stay."""
         if self._process != os.getpid():  # a forked worker, which deletes no copy
             return
         with self._lock:
             self._pins[path] -= 1
-            if self._pins[path] <= 0:
-                del self._pins[path]
+            if self._pins[path] > 0:
+                return
+            del self._pins[path]
+            if self.is_kept or path in self._kept:
+                return
+            num_bytes = self._kept_bytes + self.objects[path].size
+            if num_bytes > self._most_bytes(self._folder):
+                Path(path).unlink(missing_ok=True)
+            else:
+                self._kept.add(path)
+                self._kept_bytes = num_bytes
 
     def read_pieces(
         self, path: str, num_bytes: int, starts: Callable[[int], Sequence[int]]
     ) -> tuple[int, list[bytes]]:
-        """Return the size of a file and pieces of it, which are requested; see `files.read_pieces`."""
-        item = self.tree.objects[path]
-        read_part = partial(read_range, parse_address(path), item.e_tag)
+        """Return the size of a file and pieces of it, which are requested; see `image_files.read_pieces`."""
+        item = self.objects[path]
+        read_part = partial(bucket.read, self.address_of(path), item.e_tag)
         if 0 < item.size <= _SMALL_BYTES:
-            content = read_part(0, item.size)
+            content = read_part()
             return item.size, [content[start : start + num_bytes] for start in starts(item.size)]
         pieces = [
             read_part(start, min(num_bytes, item.size - start)) if start < item.size else b""
@@ -153,31 +208,15 @@ class Mirror:
         ]
         return item.size, pieces
 
-    def _use(self, path: str, size: int) -> None:
-        """Count a file as the last used. If the copies exceed the limit, delete those that were used longest ago."""
-        if self.is_kept:
-            return
-        self._num_bytes += size - self._copies.pop(path, 0)
-        self._copies[path] = size
-        excess = self._num_bytes - self._most_bytes()
-        victims: list[str] = []
-        for other, num in self._copies.items():
-            if excess <= 0:
-                break
-            if other not in self._pins:
-                victims.append(other)
-                excess -= num
-        for other in victims:
-            self._num_bytes -= self._copies.pop(other)
-            self.local(other).unlink(missing_ok=True)
-
-    def _most_bytes(self) -> float:
-        """Return the limit of the copies of a process whose copies are not kept."""
-        return shutil.disk_usage(self.folder).free if self._limit is None else self._limit
+    def _most_bytes(self, folder: str) -> float:
+        """Return how many bytes the copies in a folder may take."""
+        return available_bytes(Path(folder)) if self._limit is None else self._limit
 
     def bytes_ahead(self) -> float:
         """Return how many bytes may be requested before they are needed."""
-        return _BYTES_AHEAD if self.is_kept else min(_BYTES_AHEAD, self._most_bytes() / 2)
+        if self.is_kept:
+            return _BYTES_AHEAD
+        return min(_BYTES_AHEAD, self._most_bytes(self._folder) / 2)
 
     def _log_once(self) -> None:
         # imports torch, which a check of images does not wait for
@@ -186,181 +225,129 @@ class Mirror:
         if self._is_logged or not is_rank_zero():
             return
         self._is_logged = True
-        size = bytes_text(sum(item.size for item in self.tree.objects.values()))
-        text = f"images are copied once, to {self.folder}"
+        size = bytes_text(sum(item.size for item in self.objects.values()))
+        text = f"images are copied once, to {self._folder}"
         if not self.is_kept:
-            text = "more than half of the free disk: copies are deleted and requested again"
-        log.info("%s, up to %s: %s", self.root, size, text)
+            text = "more than half of the free disk: some are requested again in each epoch"
+        log.info("%s, up to %s: %s", self.address, size, text)
 
-    def _copy(self, path: str, item: Object) -> None:
+    def _copy(self, path: str) -> None:
         """Copy a file. Of one that is too large for an image there is only a file of its size, which is not decoded."""
-        target = self.local(path)
+        item = self.objects[path]
         try:
-            content = read(parse_address(path), item.e_tag) if item.size <= MAX_BYTES else b""
+            is_read = item.size <= MAX_BYTES
+            content = bucket.read(self.address_of(path), item.e_tag) if is_read else b""
         except FileNotFoundError:  # deleted since it was listed; reading it says so
-            target.unlink(missing_ok=True)
+            Path(path).unlink(missing_ok=True)
             return
-        temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
-        stamp = _stamp(item)
+        temporary = self._temporary / secrets.token_hex(8)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.truncate(max(len(content), item.size))
-            os.utime(temporary, (stamp, stamp))
-            temporary.replace(target)
+            temporary.write_bytes(content)
+            os.truncate(temporary, max(len(content), item.size))
+            os.utime(temporary, (_stamp(item), _stamp(item)))
+            temporary.replace(path)
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink()
+            temporary.unlink(missing_ok=True)
+            raise self._not_copied(error) from error
+
+    def _not_copied(self, error: OSError) -> StorageError:
+        folder = cache_dir() / COPIES
+        return StorageError(
+            f"cannot copy {self.address} to {folder}: {reason(error, folder)}. Set FINETUNE_CACHE to a folder of a "
+            "disk with more space"
+        )
+
+
+def _objects_at(address: Address) -> dict[str, bucket.Object]:
+    """Return the objects in a folder by their names in it; "" is the name of a single object.
+
+    An empty object with the name of a folder marks it. A name cannot be that of an image and of a folder.
+    """
+    place = str(address)
+    objects = bucket.objects_in(place)
+    if not objects and address.key:
+        item = bucket.head(place, is_start=True)
+        if item is None:
+            hint = "; globs find local files only" if glob.has_magic(address.key) else ""
+            raise FileNotFoundError(f"{place!r} does not exist{hint}")
+        return {"": item}
+    folders: set[str] = set()
+    for name in objects:
+        while (name := name.rpartition("/")[0]) and name not in folders:
+            folders.add(name)
+    for name in folders & objects.keys():
+        if objects.pop(name).size:
             raise StorageError(
-                f"cannot copy {path} to {self.folder}: {reason(error, target.parent)}. Set FINETUNE_CACHE to a folder "
-                "of a disk with more space"
-            ) from error
+                f"{place}/{name} is the name of an object and of a folder: rename one of them"
+            )
+    return objects
 
 
-def _stamp(item: Object) -> int:
+def _stamp(item: bucket.Object) -> int:
     """Return the time that the copy of an object has, in seconds: it stands for the content, by its ETag."""
     return 2**29 + item.version() % 2**30  # which all file systems can store: between 1987 and 2021
 
 
-def _shared_folder(address: str) -> Path:
-    """Return the folder of the copies of a bucket's files."""
-    scheme, bucket, _ = parse_address(address)
-    key = f"{endpoint_of(scheme)} {scheme}"
-    digest = blake2b(key.encode(errors="surrogateescape"), digest_size=4).hexdigest()
-    return cache_dir() / COPIES / f"{bucket}-{digest}"
-
-
-def _place(folder: Path, path: str) -> Path:
-    """Return the path of a copy. Names of objects may be too long for a file, or that of a file and a folder."""
-    key = parse_address(path).key.encode(errors="surrogateescape")
-    name = blake2b(key, digest_size=16).hexdigest()
-    return folder / name[:2] / name[2:]
-
-
-def _own_folder(mirror: Mirror) -> Path:
-    """Return a new folder that is deleted with the mirror, and delete those of processes that have ended."""
-    host = socket.gethostname()
-    parent = cache_dir() / COPIES
-    for folder in parent.glob(f"process-{host}-*"):
-        if folder.name.rsplit("-", 2)[0] != f"process-{host}":  # of `node-1`, on `node`
-            continue
-        with suppress(ValueError, PermissionError):  # PermissionError: of another user
-            try:
-                os.kill(int(folder.name.split("-")[-2]), 0)
-            except ProcessLookupError:
-                shutil.rmtree(folder, ignore_errors=True)
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"process-{host}-{os.getpid()}-", dir=parent))
-    except OSError as error:
-        raise StorageError(
-            f"cannot copy {mirror.root} to {parent}: {reason(error, parent)}. Set FINETUNE_CACHE to another folder"
-        ) from error
-    weakref.finalize(mirror, _remove, folder, os.getpid())
-    return folder
-
-
-def _remove(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # not a forked worker
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-MIRRORS: dict[str, Mirror] = {}  # by their roots, the newest last
-_folders: dict[str, Path] = {}  # of the mirrors of the process that has started this worker
-
-
-def list_again(address: str) -> Mirror:
-    """Return the mirror of an address with a new list of its files; `mirror_of` then finds it."""
-    mirror = Mirror(address)
-    MIRRORS.pop(mirror.root, None)
-    MIRRORS[mirror.root] = mirror
-    return mirror
+_threads = DaemonThreads(_NUM_THREADS, "copy")
+_piece_threads = DaemonThreads(_NUM_THREADS, "pieces")  # which may wait for a copy
+_mirrors: dict[str, Mirror] = {}  # by their paths, the newest last
 
 
 def mirror_of(path: str) -> Mirror | None:
-    """Return the newest mirror that a file belongs to; None if no folder with it was listed."""
-    root = _root_of(path, MIRRORS)
-    return None if root is None else MIRRORS[root]
-
-
-def _root_of(path: str, roots: Iterable[str]) -> str | None:
-    """Return the last of the folders that a path lies in."""
+    """Return the newest mirror that a local path belongs to; None for other paths."""
+    if f"/{COPIES}/" not in path:
+        return None
     found = None
-    for root in roots:
+    for root, mirror in _mirrors.items():
         if path == root or path.startswith(f"{root}/"):
-            found = root
+            found = mirror
     return found
 
 
-def mirror_folders() -> dict[str, Path]:
-    """Return the folders of copies by the roots of their mirrors, for workers that are not forked."""
-    return {root: mirror.folder for root, mirror in MIRRORS.items()}
+def original(path: str) -> str:
+    """Return the address of a copy, or else the path itself."""
+    before, _, inside = path.partition(f"/{COPIES}/")
+    match = _COPY.fullmatch(inside)
+    if match is None or Path(before) != Path(os.path.abspath(cache_dir())):
+        return path
+    return str(Address(match[1], match[2], match[3] or ""))
 
 
-def use_folders(folders: dict[str, Path]) -> None:
-    """Read copies from the folders of the process that has started this worker."""
-    _folders.update(folders)
+def local_paths(addresses: Sequence[str]) -> list[str]:
+    """Return the local paths of files in buckets; other paths stay. Their common folder in each bucket is listed."""
+    keys: dict[tuple[str, str], list[str]] = {}
+    for path in filter(is_in_bucket, addresses):
+        scheme, name, key = parse_address(path)
+        keys.setdefault((scheme, name), []).append(key)
+    mirrors = {
+        place: Mirror(str(Address(*place, os.path.commonpath(map(os.path.dirname, of_bucket)))))
+        for place, of_bucket in keys.items()
+    }
+
+    def local(path: str) -> str:
+        if not is_in_bucket(path):
+            return path
+        address = parse_address(path)
+        mirror = mirrors[address.scheme, address.bucket]
+        return mirror.path + str(address).removeprefix(mirror.address)
+
+    return [*map(local, addresses)]
 
 
-def fetched(path: str) -> str:
-    """Return the path of a file on the local disk, of a file in a bucket after it was copied.
+@contextmanager
+def filled(path: str) -> Iterator[None]:
+    """Give a file its content, if it is a copy, and keep it meanwhile.
 
     Raises:
-        FileNotFoundError: It does not exist. Or no folder with it was listed, and no earlier run has copied it: an
-            untrusted file may name any address.
+        FileNotFoundError: It was deleted in the bucket.
         StorageError: The storage cannot be reached, or the file was replaced.
     """
-    if not is_in_bucket(path):
-        return path
-    mirror = mirror_of(path)
-    if mirror is not None and mirror.holds(path):
-        planned = _Planned(path, [(mirror, path)])
-        planned.wait(lambda: None)
+    planned = _Planned(path, [path])
+    try:
+        planned.wait()
+        yield
+    finally:
         planned.release()
-    local = _copy_of(path, mirror)
-    if not local.exists():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    return str(local)
-
-
-def _copy_of(path: str, mirror: Mirror | None) -> Path:
-    """Return where the copy of a file is, or would be. A worker that is not forked has no mirror."""
-    if mirror is not None:
-        return mirror.local(path)
-    root = _root_of(path, _folders)
-    return _place(_shared_folder(path) if root is None else _folders[root], path)
-
-
-class _Threads:
-    """Threads that do not delay the end of the process, as a request that is repeated for minutes would."""
-
-    def __init__(self, num: int) -> None:
-        self._tasks: queue.SimpleQueue[tuple[Future, Callable[[], Any]]] = queue.SimpleQueue()
-        for i in range(num):
-            threading.Thread(target=self._work, name=f"fetch-{i}", daemon=True).start()
-
-    def submit(self, task: Callable[[], _Result]) -> "Future[_Result]":
-        future: Future[_Result] = Future()
-        self._tasks.put((future, task))
-        return future
-
-    def _work(self) -> None:
-        while True:
-            future, task = self._tasks.get()
-            if future.set_running_or_notify_cancel():
-                complete(future, task)
-            del future, task  # or they keep the mirror, and so its folder
-
-
-_threads: _Threads | None = None
-
-
-def _submit(task: Callable[[], _Result]) -> "Future[_Result]":
-    global _threads
-    if _threads is None:
-        _threads = _Threads(_NUM_THREADS)
-    return _threads.submit(task)
 
 
 class _Planned(Generic[_Group]):
@@ -368,29 +355,33 @@ class _Planned(Generic[_Group]):
 
     Args:
         group: The group.
-        files: Its files in buckets, each with its mirror.
+        paths: Its files, of which only copies are looked at.
+
+    Attributes:
+        weight: Its part of all that may be requested ahead.
     """
 
-    def __init__(self, group: _Group, files: list[tuple[Mirror, str]]) -> None:
+    def __init__(self, group: _Group, paths: Iterable[str]) -> None:
         self.group = group
-        self.files = files
-        requests = [mirror.request(path) for mirror, path in files]
-        self.requests = [request for request in requests if request is not None]
-        self.num_bytes = sum(mirror.tree.objects[path].size for mirror, path in files)
-        self.bytes_ahead = files[-1][0].bytes_ahead() if files else _BYTES_AHEAD
+        found = ((mirror_of(path), path) for path in paths)
+        self._files = [(m, path) for m, path in found if m is not None and m.can_fill(path)]
+        self._requests = [mirror.request(path) for mirror, path in self._files]
+        self.weight = max(1, len(self._files)) / _NUM_AHEAD
+        for mirror, path in self._files:
+            self.weight += mirror.objects[path].size / mirror.bytes_ahead()
 
-    def wait(self, while_waiting: Callable[[], None]) -> None:
-        for request in self.requests:
+    def wait(self, while_waiting: Callable[[], None] = lambda: None) -> None:
+        for request in filter(None, self._requests):
             while not request.done() and not wait([request], _POLL_SECONDS).done:
                 while_waiting()
             request.result()
 
     def release(self) -> None:
-        for mirror, path in self.files:
+        for mirror, path in self._files:
             mirror.release(path)
 
 
-def _release_all(groups: "Iterable[_Planned[Any]]") -> None:
+def _release_all(groups: Iterable[_Planned[Any]]) -> None:
     for group in groups:
         group.release()
 
@@ -398,7 +389,7 @@ def _release_all(groups: "Iterable[_Planned[Any]]") -> None:
 class Ahead(Generic[_Group]):
     """Groups of files, such as batches, each when its files are on the local disk. The next ones are copied meanwhile.
 
-    Local files are not looked at. It may be iterated several times.
+    It may be iterated several times.
 
     Args:
         groups: The groups.
@@ -429,51 +420,35 @@ class Ahead(Generic[_Group]):
         return len(groups)
 
     def __iter__(self) -> Iterator[_Group]:
-        planned: deque[_Planned[_Group]] = deque()
-        remaining = iter(self.groups)
-        num_files = 0
-        num_bytes = 0
-
-        def plan() -> None:
-            nonlocal num_files, num_bytes
-            while not planned or (num_files < _NUM_AHEAD and num_bytes < planned[-1].bytes_ahead):
-                try:
-                    group = next(remaining)
-                except StopIteration:
-                    return
-                planned.append(_Planned(group, self._files_in(group)))
-                num_files += max(1, len(planned[-1].files))
-                num_bytes += planned[-1].num_bytes
-
+        remaining = map(lambda group: _Planned(group, self._files_of(group)), self.groups)
+        ahead: deque[_Planned[_Group]] = deque()
+        weight = 0.0
         try:
-            plan()
-            while planned:
-                first = planned.popleft()
-                num_files -= max(1, len(first.files))
-                num_bytes -= first.num_bytes
-                self._taken.append(first)
-                while len(self._taken) > self._in_use:
+            while True:
+                while len(self._taken) >= self._in_use:
                     self._taken.popleft().release()
-                plan()  # before the wait: a group may be as large as all that is requested ahead
+                # the group that is waited for, and at least one more
+                while weight < 1 or len(ahead) < 2:
+                    planned = next(remaining, None)
+                    if planned is None:
+                        break
+                    ahead.append(planned)
+                    weight += planned.weight
+                if not ahead:
+                    return
+                first = ahead.popleft()
+                weight -= first.weight
+                self._taken.append(first)
                 first.wait(self._while_waiting)
                 yield first.group
         finally:
-            _release_all(planned)
-
-    def _files_in(self, group: _Group) -> list[tuple[Mirror, str]]:
-        """Return the files of a group that are in buckets, each with its mirror."""
-        files = []
-        for path in self._files_of(group):
-            mirror = mirror_of(path) if is_in_bucket(path) else None
-            if mirror is not None and mirror.holds(path):
-                files.append((mirror, path))
-        return files
+            _release_all(ahead)
 
 
 def map_files(
     function: Callable[[str], _Result], paths: Iterable[str], num_threads: int = 0
 ) -> Generator[_Result, None, None]:
-    """Yield the result of a function for each file, in order. Files in a bucket are copied ahead.
+    """Yield the result of a function for each file, in order. Files of a bucket are copied ahead.
 
     Args:
         function: Called with the path of a file.
@@ -504,7 +479,7 @@ def map_pieces(
     """Yield the result of a function that reads pieces of each file, in order. It is called in threads for a bucket.
 
     Args:
-        function: Called with the path of a file; see `files.read_pieces`.
+        function: Called with the path of a file; see `image_files.read_pieces`.
         paths: The files.
 
     Raises:
@@ -513,7 +488,8 @@ def map_pieces(
     waiting: deque[Callable[[], _Result]] = deque()
     for path in paths:
         read_one = partial(function, path)
-        waiting.append(_submit(read_one).result if is_in_bucket(path) else read_one)
+        is_copy = mirror_of(path) is not None
+        waiting.append(_piece_threads.submit(read_one).result if is_copy else read_one)
         if len(waiting) > _NUM_AHEAD:
             yield waiting.popleft()()
     while waiting:

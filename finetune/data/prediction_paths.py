@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.data.addresses import is_in_bucket
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.faults import Fault, refuse_faults
 from finetune.data.heif import heic_advice
-from finetune.data.image_files import file_stats, kind_of, normal_path, open_file, refresh
+from finetune.data.image_files import kind_of, open_file
 from finetune.data.local_folders import local_folder
+from finetune.data.mirror import local_paths, mirror_of, original
 from finetune.data.samples import PathList, Samples
 from finetune.data.tables.table_file import check_supported, is_table
 from finetune.data.tables.table_rows import listed_paths
@@ -64,9 +64,6 @@ def _expand(
     pattern: str, skip: bool, is_logged: bool, columns: Mapping[str, Sequence[str]]
 ) -> PathList:
     pattern = local_folder(pattern)
-    if is_in_bucket(pattern):
-        pattern = normal_path(pattern)
-    refresh(pattern)
     kind = kind_of(pattern)
     if kind == "folder":
         skipped = Skipped()
@@ -83,13 +80,13 @@ def _expand(
         with io.TextIOWrapper(
             open_file(pattern), encoding="utf-8-sig", errors="surrogateescape"
         ) as lines:
-            listed = (line.rstrip("\r\n") for line in lines if line.strip())
-            paths = PathList(normal_path(line) if is_in_bucket(line) else line for line in listed)
+            listed = [line.rstrip("\r\n") for line in lines if line.strip()]
+        paths = PathList(local_paths(listed))
         missing = f"the list {pattern!r} has no images"
     elif kind == "file" and is_table(pattern):
-        if is_in_bucket(pattern):
+        if mirror_of(pattern) is not None:
             raise ValueError(
-                f"the table {pattern!r} is not a local file: copy it to a local folder"
+                f"the table {original(pattern)!r} is not a local file: copy it to a local folder"
             )
         paths = PathList(listed_paths(Path(pattern), columns))
         missing = f"the table {pattern!r} has no images"
@@ -97,8 +94,6 @@ def _expand(
         check_supported(pattern)
         paths = PathList([pattern])
         missing = ""
-    elif is_in_bucket(pattern):
-        raise FileNotFoundError(f"{pattern!r} does not exist; globs find local files only")
     else:
         paths = PathList(
             path for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)
@@ -106,5 +101,4 @@ def _expand(
         missing = f"there is no image, folder, list or glob {pattern!r}"
     if not len(paths):
         raise FileNotFoundError(missing)
-    file_stats([path for path in paths if is_in_bucket(path)])  # lists their folder
     return paths

@@ -9,9 +9,8 @@ from finetune.data.addresses import real_place
 from finetune.data.data_place import RUNS_MARK
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.faults import Fault
-from finetune.data.file_entries import Entry
 from finetune.data.heif import heic_advice
-from finetune.data.image_files import entries, kind_of
+from finetune.data.image_files import Entry, entries, kind_of
 from finetune.system.file_names import composed
 from finetune.system.messages import counted
 

@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple
 import pytorch_lightning as pl
 import torch.distributed as dist
 
+from finetune.data.mirror import original
 from finetune.data.samples import Samples
 from finetune.runs.folder import Run
 from finetune.runs.prediction_rows import ClassRows, LabelRows
@@ -234,7 +235,9 @@ class PredictionWriter(pl.Callback):
         good = dict(zip(outputs["index"].tolist(), results, strict=True))
         errors = dict(outputs["bad"])
         for index in sorted([*good, *errors]):
-            row: dict[str, Any] = dict.fromkeys(self.columns) | {"path": samples.paths[index]}
+            row: dict[str, Any] = dict.fromkeys(self.columns) | {
+                "path": original(samples.paths[index])
+            }
             if self.split == "test":
                 row |= self._row_format.target(samples.targets[index])  # type: ignore[arg-type]
             yield row | ({"error": errors[index]} if index in errors else good[index])

@@ -9,6 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch.distributed as dist
 
+from finetune.data.mirror import original
 from finetune.runs.answers import read_label_answers
 from finetune.runs.bootstrap import bootstrap_interval
 from finetune.runs.folder import Run
@@ -67,7 +68,7 @@ class Results(pl.Callback):
         # without a data module there are no corrections
         scanned = getattr(getattr(trainer, "datamodule", None), "scanned", None)
         if scanned is not None:
-            details["image_folder"] = scanned.folder
+            details["image_folder"] = original(scanned.folder)
             if scanned.corrections is not None:
                 details["corrections"] = scanned.corrections.plain()
         if split == "test" and "label_counts" in details:

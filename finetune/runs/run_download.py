@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from finetune.data.image_files import normal_path
-from finetune.runs import bucket
+from finetune.data import bucket
+from finetune.data.addresses import parse_address
 from finetune.runs.local_copies import (
     LOCK,
     Record,
@@ -36,7 +36,7 @@ def fetch_beginnings(root: Path) -> None:
         return
     place = f"{address}/fit"
     runs: dict[str, dict[str, str | None]] = {}
-    for name, e_tag in bucket.e_tags_in(place).items():
+    for name, e_tag in _e_tags_in(place).items():
         run, _, inside = name.partition("/")
         runs.setdefault(run, {})[inside] = e_tag
     for run, files in runs.items():
@@ -61,7 +61,7 @@ def fetch_run(run: Path) -> None:
     if address is None:
         return
     with alone(run):
-        objects = bucket.e_tags_in(address)
+        objects = _e_tags_in(address)
         record = read_record(run)
         if not objects and (record.lock is not None or record.files):
             raise ValueError(
@@ -95,7 +95,7 @@ def has_remote_last(run: Path) -> bool:
     """
     address = address_of(run)
     assert address is not None, f"{run} is not a local copy"
-    return bucket.e_tag(f"{address}/{_LAST}", is_start=True) is not None
+    return bucket.head(f"{address}/{_LAST}", is_start=True) is not None
 
 
 def fetch_checkpoint(address: str) -> Path:
@@ -109,17 +109,17 @@ def fetch_checkpoint(address: str) -> Path:
         StorageError: The storage cannot be reached.
     """
     if PurePosixPath(address).suffix:
-        run, _, name = normal_path(address).rpartition("/")
+        run, _, name = str(parse_address(address)).rpartition("/")
         names = [name]
     else:
-        run = normal_path(address)
+        run = str(parse_address(address))
         names = [_BEST, _LAST]
     for name in names:
-        e_tag = bucket.e_tag(f"{run}/{name}", is_start=True)
-        if e_tag is not None:
+        item = bucket.head(f"{run}/{name}", is_start=True)
+        if item is not None:
             folder = download_place(run)
             with alone(folder):
-                _get(run, {name: e_tag}, [name], folder)
+                _get(run, {name: item.e_tag}, [name], folder)
             return folder / name
     raise NotFound(f"there is no checkpoint {' or '.join(f'{run}/{name}' for name in names)}")
 
@@ -131,8 +131,8 @@ def fetch_results(address: str) -> Path:
         WrongUsage: There is no run.
         StorageError: The storage cannot be reached, or another process writes the run.
     """
-    run = normal_path(address)
-    objects = bucket.e_tags_in(run)
+    run = str(parse_address(address))
+    objects = _e_tags_in(run)
     if objects.keys().isdisjoint((*_BEGINNING, _BEST, _LAST)):
         raise WrongUsage(f"{run} is not a run: it has no config.yaml and no checkpoint")
     folder = download_place(run)
@@ -164,8 +164,13 @@ def names_there(root: Path, command: str) -> list[str]:
 
 def is_run_there(address: str) -> bool:
     """Return whether a run is at an address, perhaps one that keeps only its best checkpoint."""
-    run = normal_path(address)
-    return any(bucket.e_tag(f"{run}/{name}", is_start=True) for name in (_LAST, _BEST))
+    run = str(parse_address(address))
+    return any(bucket.head(f"{run}/{name}", is_start=True) for name in (_LAST, _BEST))
+
+
+def _e_tags_in(folder: str) -> dict[str, str | None]:
+    """Return the ETags of the objects in a folder and its subfolders, by name."""
+    return {name: item.e_tag for name, item in bucket.objects_in(folder).items()}
 
 
 def _get(

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from finetune.data import bucket
 from finetune.data.addresses import StorageError
 from finetune.distributed.signals import handle_signals_while_waiting
-from finetune.runs import bucket
 from finetune.runs.local_copies import (
     LOCK,
     Sent,
@@ -191,8 +191,8 @@ class RunUpload:
                     file.content.close()
 
     def _check_owner(self, is_start: bool = False) -> None:
-        lock = bucket.e_tag(f"{self.address}/{LOCK}", is_start)
-        if lock != self._record.lock:
+        lock = bucket.head(f"{self.address}/{LOCK}", is_start)
+        if (None if lock is None else lock.e_tag) != self._record.lock:
             raise _ContinuedElsewhere(
                 f"another process has continued {self.address}, or has deleted it: this one ends. The local copy is "
                 f"{self.run}"

@@ -8,7 +8,8 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 IMAGES = ".pictures"
-COPIES = "copies-of-images"  # the folder in that of caches with copies of images in object storage
+COPIES = "copies-of-images"  # the folder in that of caches with copies of images in object storage and of archives
+COPIES_MARK = ".finetune-copies"  # an empty file in each folder there
 # Each cache file begins with a header: this mark, then fields that depend on the kind of cache.
 MARK = b"finetune's cache"
 HEADER_BYTES = 64

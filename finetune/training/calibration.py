@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from finetune.data.mirror import original
 from finetune.system.messages import counted, shown
 from finetune.training.multilabel_calibration import (
     MultilabelCalibration,
@@ -215,7 +216,7 @@ def check_evaluated(probabilities: Tensor, indices: Tensor, trainer: Any) -> Non
     def name_of(row: int) -> object:
         splits = getattr(trainer.datamodule, "splits", {})
         return (
-            splits[split].paths[int(indices[row])]
+            original(splits[split].paths[int(indices[row])])
             if split in splits
             else f"image {int(indices[row])}"
         )

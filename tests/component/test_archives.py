@@ -1,5 +1,7 @@
 """Archives of images are unpacked once, complete or not at all; hostile ones are one line and write nothing."""
 
+import errno
+import fcntl
 import gzip
 import io
 import multiprocessing
@@ -18,6 +20,7 @@ from promise import promise
 
 from finetune.data import archives
 from finetune.data.local_folders import local_folder
+from finetune.system.cache_dir import COPIES, COPIES_MARK
 
 FILES = {"cat/1.png": b"1" * 3000, "cat/ö 2.png": b"2" * 600, "dog/1.png": b"3"}
 KINDS = (".tar", ".tar.gz", ".tgz", ".zip")
@@ -29,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of unpacked archives, which does not exist yet."""
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "cache/archives"
+    return tmp_path / "cache" / COPIES
 
 
 def member(name: str, content: bytes = b"x", **more: object) -> Member:
@@ -66,8 +69,18 @@ def of_kind(kind: str, files: dict[str, bytes]) -> bytes:
 
 
 def files_in(folder: str | Path) -> dict[str, bytes]:
-    paths = [path for path in Path(folder).rglob("*") if path.is_file()]
+    paths = [
+        path
+        for path in Path(folder).rglob("*")
+        if path.is_file() and path.name not in (COPIES_MARK, ".lock")
+    ]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def has_copies(cache: Path) -> bool:
+    """Return whether the folder of copies has a copy, or a part of one in the folder of a process."""
+    inside = [*cache.glob("*"), *cache.glob(".process-*/*")]
+    return any(not path.name.startswith(".") for path in inside)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,8 +169,7 @@ def test_a_hostile_archive_is_one_line_and_leaves_nothing(cache, tmp_path, monke
     Path(f"photos{kind}").write_bytes(content)
     with pytest.raises((ValueError, OSError), match=words) as caught:
         local_folder(f"photos{kind}")
-    assert "\n" not in str(caught.value)
-    assert not cache.exists() or not any(cache.iterdir())
+    assert "\n" not in str(caught.value) and not has_copies(cache)
     assert {path.name for path in tmp_path.iterdir()} <= {f"photos{kind}", "cache"}
 
 
@@ -187,8 +199,7 @@ def test_a_damaged_archive_is_one_line_or_writes_into_its_folder_alone(cache, ki
     try:
         folder = local_folder(f"photos{kind}")
     except (ValueError, OSError) as error:
-        assert "\n" not in str(error)
-        assert not cache.exists() or not any(cache.iterdir())
+        assert "\n" not in str(error) and not has_copies(cache)
     else:
         assert Path(folder).is_relative_to(cache)
         assert len(files_in(cache)) <= len(FILES)
@@ -224,11 +235,30 @@ def test_an_end_while_an_archive_is_unpacked_leaves_nothing_that_is_taken_for_co
             process.start()
             process.join(60)
             assert process.exitcode == -signal.SIGKILL
-            assert any(path.name.endswith(".part") for path in cache.iterdir())
+            assert has_copies(cache)
         else:
             with pytest.raises((OSError, KeyboardInterrupt)):
                 local_folder("photos.tar")
             assert files_in(cache) == {}
     folder = local_folder("photos.tar")
     assert files_in(folder) == FILES
-    assert [path.name for path in cache.iterdir()] == [Path(folder).name]
+    assert [path.name for path in cache.iterdir() if path.name[0] != "."] == [Path(folder).name]
+    assert len(files_in(cache)) == len(FILES)  # the parts of a killed process are gone
+
+
+def test_two_processes_may_unpack_an_archive_at_once_on_a_disk_without_locks(monkeypatch):
+    def no_lock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_lock)
+    Path("photos.tar").write_bytes(GOOD)
+    extract = tarfile.TarFile.extract
+    others = ["photos.tar"]
+
+    def extract_after_the_other(*args: object, **options: object) -> None:
+        if others:
+            assert files_in(local_folder(others.pop())) == FILES
+        extract(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tarfile.TarFile, "extract", extract_after_the_other)
+    assert files_in(local_folder("photos.tar")) == FILES

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from run_folders import write_run
 from finetune import ImageFolderData
 from finetune.commands import runs as runs_module
 from finetune.data.image_cache import read_from_cache
-from finetune.data.image_files import open_file, refresh
+from finetune.data.image_files import open_file
+from finetune.data.local_folders import local_folder
 from finetune.models.network_list import ListedNetwork
 
 
@@ -114,11 +116,16 @@ def test_cache_lists_and_removes_copies_of_images_in_object_storage(
     with object_server() as server:
         place = server.put_folder(colours / "test", "set")
         for name in ("00.png", "01.png"):
-            refresh(place)
-            open_file(f"{place}/red/{name}").close()
+            open_file(f"{local_folder(place)}/red/{name}").close()
+    archive = shutil.make_archive(str(tmp_path / "holiday"), "zip", colours)
+    local_folder(archive)
+    mine = tmp_path / "caches/copies-of-images/mine/photo.png"
+    mine.parent.mkdir()
+    mine.touch()
     cli("cache")
-    assert "copies of photos" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert "copies of s3-photos" in listed and "copies of holiday.zip" in listed
     cli("cache", "--remove", "all")
-    assert "removed 1 from" in capsys.readouterr().out
+    assert "removed 2 from" in capsys.readouterr().out and mine.exists()
     cli("cache")
     assert "no caches" in capsys.readouterr().out

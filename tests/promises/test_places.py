@@ -20,8 +20,9 @@ from processes import finetune, start, start_ranks
 from promise import control, promise
 
 from finetune.cli import run
-from finetune.data import bucket_client, mirror
-from finetune.data.image_files import open_file, refresh
+from finetune.data import bucket
+from finetune.data.image_files import open_file
+from finetune.data.local_folders import local_folder
 
 slow = pytest.mark.slow
 UNTESTED = ("--test_after_fit", "false")
@@ -264,12 +265,11 @@ def test_requests_to_s3_are_sent_ahead(server, cli, colours, command):
 
 @control("object-storage")
 def test_control_requests_one_by_one_have_no_company(server):
-    place = f"{server.address}/set"
-    refresh(place)
+    root = local_folder(f"{server.address}/set")
     company = Company()
     server.fault = company
     for number in range(4):
-        open_file(f"{place}/train/red/{number:02d}.png").close()
+        open_file(f"{root}/train/red/{number:02d}.png").close()
     assert company.num == company.num_alone == 4
 
 
@@ -351,7 +351,7 @@ def test_a_server_that_is_gone_ends_the_fit_which_can_be_resumed(
     server, of_folder, home, cli, monkeypatch, small_disk
 ):
     monkeypatch.chdir(home)
-    monkeypatch.setattr(bucket_client, "RETRY_SECONDS", 0.3)
+    monkeypatch.setattr(bucket, "RETRY_SECONDS", 0.3)
     last = Path("runs/fit/gone", LAST)
     server.fault = lambda method, path: "cut" if last.exists() else ""
     options = [*OPTIONS, "--trainer.max_epochs", 4, "--data.on_bad_image", "skip"]
@@ -364,8 +364,8 @@ def test_a_server_that_is_gone_ends_the_fit_which_can_be_resumed(
 
 def forget_the_content(monkeypatch: pytest.MonkeyPatch) -> None:
     """Request objects without their ETags."""
-    read = mirror.read
-    monkeypatch.setattr(mirror, "read", lambda address, e_tag: read(address, None))
+    read = bucket.read
+    monkeypatch.setattr(bucket, "read", lambda path, e_tag, *more: read(path, None, *more))
 
 
 @promise("object-storage-failures", controls=[forget_the_content])

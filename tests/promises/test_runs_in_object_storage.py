@@ -17,9 +17,8 @@ from promise import control, promise
 
 import finetune
 from finetune import Classifier
-from finetune.data import bucket_client
+from finetune.data import bucket
 from finetune.data.addresses import StorageError
-from finetune.runs import bucket
 from finetune.runs.local_copies import address_of, local_copy
 from finetune.runs.run_download import fetch_checkpoint, fetch_run
 from finetune.runs.run_upload import RunUpload
@@ -151,8 +150,8 @@ def test_a_run_that_sigterm_stops_is_uploaded_before_it_ends(server, colours, tm
 def test_a_server_that_is_gone_ends_the_run_and_resume_uploads_it(
     server, colours, local, cli, monkeypatch, last_there
 ):
-    monkeypatch.setattr(bucket_client, "RETRY_SECONDS", 0.3)
-    monkeypatch.setattr(bucket_client, "START_SECONDS", 0.3)
+    monkeypatch.setattr(bucket, "RETRY_SECONDS", 0.3)
+    monkeypatch.setattr(bucket, "START_SECONDS", 0.3)
     server.fault = lambda *_: "cut" if f"{RUN}/{last_there}" in server.objects else ""
     line = error_line(cli, "fit", colours, *OPTIONS, *OUT)
     copy = local_copy(PLACE)

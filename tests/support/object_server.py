@@ -16,13 +16,12 @@ from xml.sax.saxutils import escape, unescape
 import pytest
 from loopback import Answer, LoopbackServer, reply
 
-from finetune.data.mirror import MIRRORS
-
 BUCKET = "photos"
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key",
     "AWS_SECRET_ACCESS_KEY": "secret",
     "AWS_REGION": "us-east-1",
+    "AWS_ALLOW_HTTP": "true",
 }
 
 # Returns what to do with a request, by its method and path: "" to answer it, "unavailable" for status 503, "deny" for
@@ -229,6 +228,5 @@ def object_server() -> Iterator[ObjectServer]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment.items():
             patch.setenv(name, value)
-        MIRRORS.clear()  # of another server
         yield server
     server.stop()

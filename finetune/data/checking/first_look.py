@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from finetune.data.addresses import is_in_bucket
 from finetune.data.checking.checks import class_findings
 from finetune.data.checking.findings import Finding, Row, duplicate_findings, worst_first
 from finetune.data.data_set import DataSet
 from finetune.data.file_facts import equal_files, look_at_heads
+from finetune.data.mirror import mirror_of, original
 from finetune.system.messages import counted, shown
 
 _NUM_REQUESTED = 200  # files of a bucket that are opened, evenly spaced
@@ -21,7 +21,7 @@ _NUM_REQUESTED = 200  # files of a bucket that are opened, evenly spaced
 def first_look(data: DataSet) -> list[Finding]:
     """Check the images of a fit before it starts. Return the findings, worst first."""
     paths = data.paths
-    if is_in_bucket(next(iter(paths), "")):
+    if mirror_of(next(iter(paths), "")) is not None:
         stats = [split.load_stats() for split in data.splits.values()]
         contents = np.concatenate([part.times[:, 1] for part in stats])
         is_broken = np.concatenate([part.sizes for part in stats]) == 0
@@ -50,11 +50,11 @@ def faulty_files(data: DataSet, findings: Sequence[Finding]) -> str:
     faults = []
     if leaks := rows.get("leak_exact"):
         first = leaks[0].images
-        pair = " and ".join(shown(data.paths[i]) for i in (first[0], first[-1]))
+        pair = " and ".join(shown(original(data.paths[i])) for i in (first[0], first[-1]))
         num = sum(len(row.images) for row in leaks)
         faults.append(f"{num} are in two splits, for example {pair}")
     if broken := rows.get("unreadable"):
-        example = shown(data.paths[broken[0].images[0]])
+        example = shown(original(data.paths[broken[0].images[0]]))
         faults.append(f"{len(broken)} cannot be read, for example {example}")
     hint = f"(finetune check {shown(data.place)} lists them)"
     return f"of the images, {', and '.join(faults)} {hint}" if faults else ""

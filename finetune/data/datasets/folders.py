@@ -10,7 +10,7 @@ import numpy as np
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.faults import Fault
 from finetune.data.heif import heic_advice
-from finetune.data.image_files import entries, file_stats, kind_of, normal_path, refresh
+from finetune.data.image_files import entries, file_stats, kind_of, normal_path
 from finetune.data.listing import SPLITS, Listing, ScanOptions, named_classes
 from finetune.data.local_folders import local_folder
 from finetune.data.samples import PathList
@@ -45,7 +45,6 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
         ValueError: It has no class folders, or an ambiguous layout.
     """
     root = normal_path(local_folder(place))
-    refresh(root)
     kind = kind_of(root)
     if kind != "folder":
         fault = "does not exist" if kind in (None, "link") else "is a file, not a folder"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from finetune.data.faults import Fault
-from finetune.data.image_files import file_stats, normal_path, refresh
+from finetune.data.image_files import file_stats, normal_path
 from finetune.data.listing import SPLITS, Listing, ScanOptions
 from finetune.data.local_folders import local_folder
 from finetune.data.samples import PathList
@@ -49,7 +49,6 @@ def list_table(path: Path, options: ScanOptions) -> Listing:
     root = folder_of(table, columns.path)
     if options.root:
         root = normal_path(local_folder(options.root))
-    refresh(root)
     paths, of_paths = read_paths(table, columns.path, root)
     faults += of_paths
     values: dict[str | None, np.ndarray] = {}

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from finetune.data.addresses import is_address, is_in_bucket, shown_address
+from finetune.data.addresses import shown_address
 from finetune.data.faults import Fault
-from finetune.data.file_entries import FileStats
-from finetune.data.image_files import kind_of, normal_path
+from finetune.data.image_files import FileStats, kind_of
 from finetune.data.listing import SPLITS
+from finetune.data.mirror import original
 from finetune.data.splits import group_ids
 from finetune.data.tables.table_columns import find_columns, split_of_values
 from finetune.data.tables.table_file import TableFile, read_table
@@ -34,7 +34,7 @@ def folder_of(table: TableFile, column: str) -> str:
     It is the working directory if the first files are there, and none is in the folder of the table. An example is the
     predictions.csv of a run.
     """
-    folder = normal_path(table.path.parent)
+    folder = str(table.path.parent)
     values = table.columns[column][:_NUM_TRIED]
     texts = [value.strip() for value in values if isinstance(value, str)]
     first = [text for text in texts if text and _is_path(text) and not _URL.match(text)]
@@ -58,18 +58,22 @@ def _is_path(text: str) -> bool:
 def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], list[Fault]]:
     """Return the path of each image, and the rows that have none. Relative paths are joined to `root`.
 
-    An address must be inside of `root`, so that an untrusted table cannot name another server.
+    An address must be inside of that of `root`, so that an untrusted table cannot name another server.
     """
+    address = f"{original(root)}/"
     prefix = "" if root == "." else os.path.join(root, "")
     paths: list[str] = []
     faults: list[Fault] = []
     for row, value in enumerate(table.columns[column]):
         text = value.strip() if isinstance(value, str) else label_text(value)
         has_scheme = "://" in text and _URL.match(text) is not None
+        if has_scheme and text.startswith(address):
+            has_scheme = False
+            text = text.removeprefix(address)
         fault = ""
         if not text:
             fault = "the path is empty"
-        elif has_scheme and not (prefix and is_address(text) and text.startswith(prefix)):
+        elif has_scheme:
             fault = (
                 f"{shown_address(text)!r} is an address outside of the folder of the images; write paths that are "
                 "relative to their folder, and pass that as --data.root, or to predict in place of the table"
@@ -80,16 +84,11 @@ def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], lis
             faults.append(table.fault(row, column, fault))
             paths.append(prefix)
             continue
-        path = text if text[:1] == "/" or has_scheme else prefix + text
-        place = path.partition("://")[2] or path
-        is_plain = "./" not in place and "//" not in place and not place.endswith("/..")
-        paths.append(path if is_plain else _normal(path))
+        path = text if text[:1] == "/" else prefix + text
+        is_plain = "./" not in path and "//" not in path and not path.endswith("/..")
+        # two rows of one image have the same path
+        paths.append(path if is_plain else os.path.normpath(path))
     return paths, faults
-
-
-def _normal(path: str) -> str:
-    """Return a path without redundant parts, so that two rows of one image have the same path."""
-    return normal_path(path) if is_address(path) else os.path.normpath(path)
 
 
 def listed_paths(path: Path, named: Mapping[str, Sequence[str]]) -> list[str]:
@@ -169,12 +168,12 @@ def missing_files(
     for row in np.flatnonzero(~stats.is_regular).tolist():
         path = paths[row]
         what = "is not a file" if stats.sizes[row] >= 0 else "does not exist"
-        hint = f"relative paths are relative to {root} (--data.root)"
+        hint = f"relative paths are relative to {original(root)} (--data.root)"
         if "\\" in path:
             hint = "write paths with / instead of \\"
         elif not faults and (similar := _similar_file(path, root)):  # only the first is shown
-            hint = f"there is {shown(similar)}"
-        faults.append(table.fault(row, column, f"{shown(path)} {what}", hint))
+            hint = f"there is {shown(original(similar))}"
+        faults.append(table.fault(row, column, f"{shown(original(path))} {what}", hint))
     return faults
 
 
@@ -184,8 +183,6 @@ def _similar_file(path: str, root: str) -> str:
     Its name has another case, composition or suffix, or the path begins with a slash and is meant to be relative to the
     root. The folder itself must exist.
     """
-    if is_in_bucket(path):
-        return ""
     places = [path, os.path.normpath(root + path)] if path.startswith("/") else [path]
     for folder, name in map(os.path.split, places):
         if not os.path.isdir(folder or "."):
