@@ -69,7 +69,7 @@ def parse_address(path: str) -> Address:
     """Return the parts of an address, without empty parts and single dots in the key.
 
     Raises:
-        WrongUsage: The bucket or the repository is missing or invalid, or the address has a user name or a password.
+        WrongUsage: The bucket or the repository is missing or invalid, or the address has a password or the part '..'.
     """
     scheme, _, rest = path.partition("://")
     if scheme == HUB:
@@ -81,18 +81,18 @@ def parse_address(path: str) -> Address:
         bucket, _, key = rest.partition("/")
         _check_bucket(scheme, bucket)
     parts = [part for part in key.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise WrongUsage(f"an address ({scheme}://…) has the part '..': write it without")
     return Address(scheme, bucket, "/".join(parts))
 
 
 def _check_bucket(scheme: str, bucket: str) -> None:
     # a password may contain slashes, so nothing of such an address is shown
-    if "@" in bucket or ":" in bucket:
-        raise WrongUsage(
-            f"an address ({scheme}://…) has a user name, a password or a port: write "
-            f"{scheme}://BUCKET/FOLDER, and set environment variables such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
-        )
     if not _BUCKET.fullmatch(bucket):
-        raise WrongUsage(f"an address has no valid bucket: write {scheme}://BUCKET/FOLDER")
+        raise WrongUsage(
+            f"an address has no valid bucket, or a user name, a password or a port: write {scheme}://BUCKET/FOLDER, "
+            "and set environment variables such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
+        )
 
 
 def repository_of(address: Address) -> HubAddress:
@@ -116,20 +116,10 @@ def check_scheme(path: str) -> None:
     match = _ANY_ADDRESS.match(path)
     if match is None or is_address(path) or os.path.exists(path):
         return
-    scheme = match[1].lower()
-    if scheme in SCHEMES:
+    if match[2] == "//" or match[1].lower() in (*SCHEMES, "http", "https"):
         raise WrongUsage(
-            f"an address in object storage does not begin with {match[0]}: write {scheme}://BUCKET/FOLDER"
-        )
-    if scheme in ("http", "https"):
-        raise WrongUsage(
-            f"images on a web server ({match[0]}) are not read: download them first, for example by wget, and pass "
-            "the local folder"
-        )
-    if match[2] == "//":
-        raise WrongUsage(
-            f"addresses that begin with {match[0]} are unsupported: pass a local folder, one in object storage "
-            f"({', '.join(f'{name}://' for name in SCHEMES)}), or images at {DATASETS}OWNER/NAME"
+            f"images at {match[0]} are not read: download them and pass the local folder, or pass "
+            f"{', '.join(f'{name}://BUCKET/FOLDER' for name in SCHEMES)}, or {DATASETS}OWNER/NAME"
         )
 
 
