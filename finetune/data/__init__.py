@@ -9,8 +9,8 @@ Lists of images:
 - From a data set to a data set: `groups` puts images into groups that share a split, `drawn_splits` draws splits by the
   hashes of `splits`, and `corrected_samples` applies the labels of a corrections.csv, which `corrections` reads.
 - `local_folders`: the local folder of any place: `archives` are unpacked, and datasets of the hub downloaded, once.
-  That of an address such as s3://bucket/x is a `mirror`, whose files get their content from the `bucket` when they are read.
-  `image_files` lists folders, stats files and opens them.
+  That of an address such as s3://bucket/x is a `mirror`, whose files get their content from the `bucket` when they are
+  read. `image_files` lists folders, stats files and opens them.
 - `prediction_paths`: the images to predict.
 - `seen_record`: the record of the training images, by the digests of
   `file_facts`. `seen` excludes them from evaluation.
