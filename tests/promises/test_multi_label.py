@@ -83,7 +83,9 @@ def expected(checkpoint: Path, images: Path) -> dict[str, tuple[np.ndarray, list
 
 
 @promise("multi-label")
-@pytest.mark.parametrize("kind", ["ckpt", "onnx", "safetensors"])
+@pytest.mark.parametrize(
+    "kind", ["ckpt", "safetensors", pytest.param("onnx", marks=pytest.mark.slow)]
+)
 def test_several_labels_are_the_same_from_every_program(kind, checkpoint, expected, images, cli):
     """The service: below."""
     file = checkpoint
