@@ -28,9 +28,8 @@ from finetune.training.calibration import Calibration
 
 # from images (N, h, w, 3) uint8 to probabilities and logits (N, K)
 Run = Callable[[np.ndarray], list[np.ndarray]]
-# one with few blocks of each kind
+# one with few blocks of each kind; LeNet: below
 NETWORKS = [
-    ("lenet", 28),
     ("resnet", 64),
     ("mobilenet", 64),
     ("efficientnet", 64),
