@@ -279,7 +279,7 @@ class ImageDataModule(pl.LightningDataModule):
                 if split in ("train", "val")
             }
             record = build_record(splits["train"], splits.get("val"))
-            seen = record if self.seen_before is None else record | self.seen_before
+            seen = record if self.seen_before is None else record.after(self.seen_before)
             self.scanned = replace(self.scanned, splits=self.splits | splits, seen=seen)
         return self.scanned.seen
 

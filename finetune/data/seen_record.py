@@ -1,6 +1,7 @@
 """The record of a run's training and validation images, by content. It is stored in checkpoints."""
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,9 @@ import torch
 
 from finetune.data.file_facts import UNKNOWN
 from finetune.data.samples import Samples
+from finetune.system.messages import counted
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,15 @@ class SeenRecord:
     def __or__(self, other: "SeenRecord") -> "SeenRecord":
         """Return the record of the images of two runs."""
         return SeenRecord(np.union1d(self.train, other.train), np.union1d(self.val, other.val))
+
+    def after(self, before: "SeenRecord") -> "SeenRecord":
+        """Return the record of a run that continues. Warn if images have another content than when it began."""
+        new = np.setdiff1d(np.union1d(self.train, self.val), np.union1d(before.train, before.val))
+        if len(new):
+            has = counted(len(new), "image has", "images have")
+            text = "another content than when this run began: its result will differ"
+            log.warning("%s %s", has, text)
+        return self | before
 
     def pack(self) -> dict[str, Any]:
         """Return the record as values that a checkpoint may hold."""

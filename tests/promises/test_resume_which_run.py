@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from colours import QUICKEST, draw_colours
+from PIL import Image
 
 from finetune.cli import run as run_command
 from finetune.data.corrections import Correction, CorrectionsFile
@@ -119,6 +120,26 @@ def test_changed_validation_images_are_not_compared_with_those_of_before(
         cli("fit", "--resume", "runs/fit/version_0", *UNFINISHED)
     run_lock.release()
     cli("fit", "--resume", "runs/fit/version_0", *UNFINISHED, "--allow_changes", "true")
+
+
+def test_resume_warns_of_images_that_others_of_their_name_and_size_replaced(
+    colours, cli, tmp_path, caplog
+):
+    for number, path in enumerate(sorted(colours.glob("train/*/*.png"))):
+        bitmap = tmp_path / "own" / path.parent.name / f"{number}.bmp"
+        bitmap.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(path).convert("RGB").save(bitmap)
+    cli("fit", tmp_path / "own", *QUICKEST, *UNTESTED)
+    run_lock.release()
+    more = ["fit", "--resume", "runs/fit/version_0", *UNTESTED, "--trainer.max_epochs"]
+    cli(*more, 2)
+    assert "another content" not in caplog.text
+    run_lock.release()
+    content = bytearray(bitmap.read_bytes())
+    content[-1] ^= 255
+    bitmap.write_bytes(content)
+    cli(*more, 3)
+    assert "1 image has another content" in caplog.text
 
 
 @pytest.fixture(scope="module")
