@@ -21,7 +21,6 @@ from finetune.runs.prediction_rows import UNSURE
 from finetune.runs.run_checkpoint import checkpoint_of
 from finetune.system.machine import num_cores
 from finetune.system.messages import shown
-from finetune.training.multilabel_calibration import MultilabelCalibration
 
 # Shapes: N images, B images per batch, H and W pixels, D features, K classes.
 
@@ -270,7 +269,7 @@ class LoadedModel:
         for image, values, decided in zip(batch, answers.tolist(), chosen.tolist(), strict=True):
             path = image.source if isinstance(image.source, str) else None
             probabilities = dict(zip(names, values, strict=True))
-            if isinstance(calibration, MultilabelCalibration):
+            if calibration.label_kind == "several":
                 labels = tuple(name for name, has in zip(names, decided, strict=True) if has)
                 thresholds = dict(zip(names, calibration.thresholds, strict=True))
                 yield LabelsPrediction(labels, probabilities, thresholds, path, image.position)

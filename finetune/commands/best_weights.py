@@ -105,7 +105,7 @@ def _replace(
         end=best["state_dict"],
         batches=data.loader("val", is_limited=True, is_unsharded=True),
         shares=ENDS if _has_trained_statistics(model) else SHARES,
-        aim=model.calibrator.aim,
+        aim=model.aim,
     )
     best["state_dict"] = weights
     best["finetune"]["calibration"] = calibration.as_plain()

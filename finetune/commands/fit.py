@@ -32,7 +32,7 @@ from finetune.runs.run_lock import hold
 from finetune.runs.run_search import now, read_about
 from finetune.system.messages import bytes_text
 from finetune.training import overview
-from finetune.training.calibration import AnyCalibration, read_calibration
+from finetune.training.calibration import Calibration, read_calibration
 from finetune.training.classifier import Classifier
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def prepare(parts: Parts) -> tuple[str, str]:
         for message in plan.messages:
             log.info(message)
     if parts.options.threshold is not None:
-        model.calibrator.aim = model.task.parse_aim(parts.options.threshold)
+        model.aim = model.task.parse_aim(parts.options.threshold)
     return finished, changed
 
 
@@ -320,7 +320,7 @@ def test(parts: Parts, content: Mapping[str, Any] | None) -> bool:
     return True
 
 
-def report(parts: Parts, calibration: AnyCalibration, is_tested: bool) -> None:
+def report(parts: Parts, calibration: Calibration, is_tested: bool) -> None:
     """Print the summary of the run, and write its report."""
     run = parts.run
     has_best = run.checkpoint("best").exists()
@@ -344,7 +344,7 @@ def _print_lines(*lines: str) -> None:
         print(line, flush=True)
 
 
-def _check_threshold(parts: Parts, calibration: AnyCalibration) -> None:
+def _check_threshold(parts: Parts, calibration: Calibration) -> None:
     """Make sure that best.ckpt has the threshold that `--threshold` asks for.
 
     A fold of a cross-validation may have none, because the threshold for new images is chosen for all folds together.

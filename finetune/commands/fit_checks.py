@@ -51,7 +51,7 @@ def _first_validation(trainer: Trainer, num_batches: int) -> int:
 def check_has_positives(trainer: Trainer, data: ImageDataModule) -> None:
     """Make sure that the validation images have both classes, which choosing a threshold needs.
 
-    If images have several labels, one with a label and one without are enough: see `multilabel_calibration`.
+    If images have several labels, one with a label and one without are enough: see `training.calibration`.
     """
     check_validated(trainer, data, "--threshold is chosen on validation images")
     targets = data.splits["val"].targets

@@ -6,25 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from finetune.runs.answers import Answers, LabelAnswers
-from finetune.runs.bootstrap import bootstrap_interval
 from finetune.runs.outcome import INTERVAL, mean_precision_interval
 from finetune.runs.record import RunRecord
 from finetune.system.files import replacing
-from finetune.training.calibration import AnyCalibration
-from finetune.training.logit_histogram import (
-    average_precision,
-    histogram,
-    mean_average_precision,
-)
-from finetune.training.metrics import CalibrationError, class_metrics
-from finetune.training.multilabel_calibration import (
-    MultilabelCalibration,
-    label_calibration_errors,
-)
-from finetune.training.multilabel_metrics import LabelCalibrationError, label_metrics
+from finetune.training.calibration import Calibration
+from finetune.training.measure import calibration_error, measure_classes, measure_labels
 
 # Shapes: N images, K classes or labels.
 
@@ -41,7 +29,7 @@ def answers_of(run: RunRecord) -> Answers | LabelAnswers:
     return answers
 
 
-def merged_result(runs: Sequence[RunRecord], joined: AnyCalibration) -> dict[str, Any]:
+def merged_result(runs: Sequence[RunRecord], joined: Calibration) -> dict[str, Any]:
     """Return test.json of all folds: metrics over all images, and a row for each fold.
 
     The decisions and the calibrated probabilities are those of each fold, whose calibration and thresholds are from its
@@ -53,18 +41,23 @@ def merged_result(runs: Sequence[RunRecord], joined: AnyCalibration) -> dict[str
         joined: The calibration of the networks of all folds together.
     """
     results = [run.result for run in runs]
-    if runs[0].label_answers is not None:
-        values, sums = _label_metrics(runs)
+    names = results[0]["class_names"]
+    of_labels = [run.label_answers for run in runs if run.label_answers is not None]
+    if of_labels:
+        columns = ((a.probabilities, a.labels, a.predicted) for a in of_labels)
+        p, labels, predicted = map(np.concatenate, zip(*columns, strict=True))
+        values, tables = measure_labels(p, p, labels, predicted, names, has_interval=True)
     else:
-        values, sums = _class_metrics(runs)
+        values, tables = measure_classes(_sum_of(runs, "confusion_matrix"), names)
+        values["calibration_error"] = _calibration_error(runs)
     values["loss"] = _loss(results)
     return {
         **{f"test/{name}": None if np.isnan(v) else float(v) for name, v in values.items()},
         "checkpoint": "checkpoints/best.ckpt",
         "folder": results[0].get("folder"),
         "image_folder": results[0].get("image_folder"),
-        "class_names": results[0]["class_names"],
-        **sums,
+        "class_names": names,
+        **tables,
         "calibration": None,
         "joined_calibration": joined.as_plain(),
         "interpolation": None,
@@ -72,66 +65,9 @@ def merged_result(runs: Sequence[RunRecord], joined: AnyCalibration) -> dict[str
     }
 
 
-def _class_metrics(runs: Sequence[RunRecord]) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the metrics of images of one class each, and the confusion matrix behind them."""
-    confusion = _sum_of(runs, "confusion_matrix")
-    metrics = class_metrics(torch.from_numpy(confusion))
-    values = {
-        "accuracy": int(np.trace(confusion)) / int(confusion.sum()),
-        "f1": float(metrics["f1"]),
-        "calibration_error": _calibration_error(runs),
-        **_by_class(runs, metrics, ("precision", "recall")),
-    }
-    return values, {"confusion_matrix": confusion.tolist()}
-
-
-def _label_metrics(runs: Sequence[RunRecord]) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the metrics of images of several labels, and the counts behind them."""
-    answers = [run.label_answers for run in runs if run.label_answers is not None]
-    probabilities = torch.from_numpy(np.concatenate([part.probabilities for part in answers]))
-    labels = torch.from_numpy(np.concatenate([part.labels for part in answers]))
-    is_right = np.concatenate([part.is_right for part in answers])
-    counts = _sum_of(runs, "label_counts")
-    metrics = label_metrics(torch.from_numpy(counts))
-    histograms = histogram(probabilities.logit(), labels)
-    metrics["average_precision"] = average_precision(histograms)
-    mean = float(mean_average_precision(metrics["average_precision"]))
-    error = LabelCalibrationError()
-    error.update(probabilities, labels)
-    values = {
-        "mAP": mean,
-        "exact_match": int(is_right.sum()) / len(is_right),
-        **{name: float(metrics[name]) for name in ("f1_macro", "f1_micro", "hamming_distance")},
-        "calibration_error": float(error.compute()),
-        **_by_class(runs, metrics, ("precision", "recall", "average_precision")),
-    }
-    sums: dict[str, Any] = {
-        "label_counts": counts.tolist(),
-        "cooccurrence": _sum_of(runs, "cooccurrence").tolist(),
-        "label_calibration": label_calibration_errors(
-            histograms, MultilabelCalibration.unfitted(labels.shape[1])
-        ),
-    }
-    if not np.isnan(mean):
-        sums[INTERVAL] = list(bootstrap_interval(mean, labels.numpy(), probabilities.numpy()))
-    return values, sums
-
-
 def _sum_of(runs: Sequence[RunRecord], name: str) -> np.ndarray:
     """Return the sum of a table of test.json over all folds."""
     return np.sum([run.result[name] for run in runs], axis=0)
-
-
-def _by_class(
-    runs: Sequence[RunRecord], metrics: dict[str, torch.Tensor], names: Sequence[str]
-) -> dict[str, float]:
-    """Return the values of some metrics of each class (K,) under names such as `recall/cat`."""
-    classes: list[str] = runs[0].result["class_names"]
-    return {
-        f"{name}/{c}": value
-        for name in names
-        for c, value in zip(classes, metrics[name].tolist(), strict=True)
-    }
 
 
 def _loss(results: Sequence[dict[str, Any]]) -> float:
@@ -163,19 +99,17 @@ def _row_of_fold(number: int, run: RunRecord) -> dict[str, Any]:
 
 def _calibration_error(runs: Sequence[RunRecord]) -> float:
     """Return the calibration error of the most probable classes, which a threshold may overrule."""
-    error = CalibrationError()
+    confidence = []
+    is_right = []
     for run in runs:
         answers = run.answers
         assert answers is not None
-        confidence = answers.confidence
-        is_right = answers.is_right
-        if answers.probabilities is not None and answers.probabilities.shape[1] == 2:
-            confidence = answers.probabilities.max(axis=1)
-            is_right = answers.probabilities.argmax(axis=1) == answers.labels
-        # The error depends on the confidence and on whether the prediction is right, not on the other classes.
-        probabilities = np.stack([confidence, np.zeros_like(confidence)], axis=1)
-        error.update(torch.from_numpy(probabilities), torch.from_numpy(~is_right).long())
-    return float(error.compute())
+        p = answers.probabilities
+        has_two = p is not None and p.shape[1] == 2
+        confidence.append(p.max(axis=1) if p is not None and has_two else answers.confidence)
+        top = p.argmax(axis=1) if p is not None and has_two else answers.predicted
+        is_right.append(top == answers.labels)
+    return calibration_error(np.concatenate(confidence), np.concatenate(is_right))
 
 
 def write_predictions(runs: Sequence[Path], target: Path) -> None:

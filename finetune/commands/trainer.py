@@ -24,7 +24,7 @@ from finetune.runs.lightning_callbacks import Rates
 from finetune.runs.live_report import LiveReport
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
-from finetune.runs.predictions import PredictionWriter
+from finetune.runs.predictions import AnswersWriter, PredictionWriter
 from finetune.runs.results import Results, Skipped
 from finetune.runs.run_logger import LoggedConfig, attach
 from finetune.runs.worse_than_start import WorseThanStart
@@ -119,7 +119,6 @@ def complete(
         _check_one_patience(callbacks, user_callbacks, monitor)
     else:
         callbacks += _callbacks_of_evaluation(run, options)
-    # after the predictions of a test, from which an interval is computed
     callbacks += [Results(run), Skipped(run)]
     has_bar = any(isinstance(callback, ProgressBar) for callback in user_callbacks)
     if config["enable_progress_bar"] is not False and not has_bar:
@@ -145,7 +144,7 @@ def _callbacks_of_fit(run: Run, options: Namespace, monitor: str) -> list[Callba
         callbacks.append(LiveReport(run))
     if options.patience is not None:
         callbacks.append(patience(options.patience, monitor))
-    callbacks.append(PredictionWriter(run))
+    callbacks.append(AnswersWriter(run))
     return callbacks
 
 
@@ -174,7 +173,7 @@ def _callbacks_of_evaluation(run: Run, options: Namespace) -> list[Callback]:
             PredictionWriter(run, options.output, options.top_k, options.abstain_below)
         )
     if run.command == "test":
-        callbacks.append(PredictionWriter(run))
+        callbacks.append(AnswersWriter(run))
     return callbacks
 
 

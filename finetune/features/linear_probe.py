@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.distributed.collectives import cpu_group
+from finetune.distributed.collectives import gather_on_rank_zero
 from finetune.features.logistic_regression import Probe, fit_probe
 from finetune.models.stages import head
 from finetune.system.messages import counted, shown
@@ -146,28 +145,6 @@ def _not_finite(x: np.ndarray, indices: np.ndarray, paths: Sequence[str]) -> str
     )
 
 
-def logits_of(
-    trainer: pl.Trainer,
-    network: nn.Module,
-    forward: Callable[[Tensor], Tensor],
-    data: ImageDataModule,
-    probe: Probe,
-) -> tuple[Tensor, Tensor]:
-    """Return the logits (N, K) of a fitted head and the labels of the validation images.
-
-    Rank 0 returns those of all images, other ranks those of their own.
-
-    Args:
-        trainer: Each rank computes the features of its images.
-        network: The network.
-        forward: Computes the logits of a batch as in evaluation.
-        data: The data module; its val split is used, within the Trainer's limit.
-        probe: The head.
-    """
-    x, y, _ = head_inputs(trainer, forward, head(network), data.loader("val", is_limited=True))
-    return torch.from_numpy(x @ probe.weight.T + probe.bias), torch.from_numpy(y)
-
-
 @torch.no_grad()
 def head_inputs(
     trainer: pl.Trainer,
@@ -177,16 +154,17 @@ def head_inputs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the inputs of the head, (N, D) float64, the labels (N,) or (N, K), and the indices of the images, (N,).
 
-    Each rank computes its own batches. Rank 0 returns all images, other ranks their own. Arguments: see `logits_of`.
+    Each rank computes its own batches. Rank 0 returns all images, other ranks their own.
+
+    Args:
+        trainer: Each rank computes the features of its images.
+        forward: Computes the logits of a batch as in evaluation.
+        linear: The head.
+        batches: The batches of this rank.
     """
     parts = list(_batches(trainer, forward, linear, batches))
     own = tuple(torch.cat(column) for column in zip(*parts, strict=True))
-    of_ranks = [own]
-    if trainer.world_size > 1:  # gathered before the conversion to float64, which doubles the size
-        if trainer.is_global_zero:
-            of_ranks = [own] * trainer.world_size  # `gather_object` replaces the entries
-        received = of_ranks if trainer.is_global_zero else None
-        dist.gather_object(own, received, dst=0, group=cpu_group(trainer.strategy))
+    of_ranks = gather_on_rank_zero(own, trainer)  # before float64, which doubles the size
     features, labels, indices = (torch.cat(column) for column in zip(*of_ranks, strict=True))
     return features.double().numpy(), labels.numpy(), indices.numpy()
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from finetune.data.targets import MultiHot
+from finetune.features.average_precision import average_precision, mean_average_precision
 
 Array = NDArray[np.float64]
 
@@ -341,16 +342,8 @@ class _BinaryCrossEntropy:
         return len(y) > 0
 
     def score(self, logits: Array, y: NDArray[np.number]) -> float:
-        """Return the mean average precision of logits (N, K), over the labels that images have; NaN if there are none.
-
-        It is scikit-learn's `average_precision_score`, except that equal logits keep the order of the images.
-        """
-        each = []
-        for k in np.flatnonzero(y.any(axis=0)):
-            is_positive = y[np.argsort(-logits[:, k], kind="stable"), k] > 0
-            precision = np.cumsum(is_positive) / np.arange(1, len(y) + 1)
-            each.append(float(precision[is_positive].mean()))
-        return float(np.mean(each)) if each else math.nan
+        """Return the mean average precision of logits (N, K), over the labels that images have; NaN if none has any."""
+        return mean_average_precision(average_precision(logits, y))
 
     def strata(self, y: NDArray[np.number]) -> NDArray[np.integer]:
         """Return the stratum of each image for the folds, (N,)."""

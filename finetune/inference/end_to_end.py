@@ -6,8 +6,7 @@ from torch import Tensor, nn
 from finetune.models.ensemble import Ensemble, combine_logits
 from finetune.models.image_classifier import ImageClassifier, normalize
 from finetune.models.stages import head, without_head
-from finetune.training.calibration import AnyCalibration, Calibration
-from finetune.training.multilabel_calibration import MultilabelCalibration
+from finetune.training.calibration import Calibration
 
 
 class _Softmax(nn.Module):
@@ -15,10 +14,10 @@ class _Softmax(nn.Module):
 
     def __init__(self, calibration: Calibration) -> None:
         super().__init__()
-        self.temperature = calibration.temperature
+        (self.scale,) = calibration.scale
 
     def forward(self, logits: Tensor) -> Tensor:
-        return (logits / self.temperature).softmax(dim=1)
+        return (logits * self.scale).softmax(dim=1)
 
 
 class _Sigmoid(nn.Module):
@@ -27,7 +26,7 @@ class _Sigmoid(nn.Module):
     scale: Tensor
     bias: Tensor
 
-    def __init__(self, calibration: MultilabelCalibration) -> None:
+    def __init__(self, calibration: Calibration) -> None:
         super().__init__()
         self.register_buffer("scale", torch.tensor(calibration.scale))
         self.register_buffer("bias", torch.tensor(calibration.bias))
@@ -49,13 +48,11 @@ class EndToEnd(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: ImageClassifier, calibration: AnyCalibration) -> None:
+    def __init__(self, model: ImageClassifier, calibration: Calibration) -> None:
         super().__init__()
         self.network = model.network
         self.probabilities: nn.Module = (
-            _Sigmoid(calibration)
-            if isinstance(calibration, MultilabelCalibration)
-            else _Softmax(calibration)
+            _Sigmoid(calibration) if calibration.label_kind == "several" else _Softmax(calibration)
         )
         self.register_buffer("mean", model.mean.float())
         self.register_buffer("std", model.std.float())

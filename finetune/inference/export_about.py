@@ -5,12 +5,10 @@ from typing import Any
 
 from finetune.data.resize import PADDING
 from finetune.data.transforms import CROP_SHARE, resized_side
-from finetune.inference.calibrated_head import without_scaling
 from finetune.inference.export_check import Agreement
 from finetune.inference.predictor import Predictor
 from finetune.runs.exported_files import begun_with, licence_of
-from finetune.training.calibration import AnyCalibration
-from finetune.training.multilabel_calibration import MultilabelCalibration
+from finetune.training.calibration import Calibration
 
 
 def about(
@@ -29,7 +27,7 @@ def about(
     """
     calibration = predictor.calibration
     if format == "timm":
-        calibration = without_scaling(calibration)
+        calibration = calibration.without_scaling()
     return {
         "format": format,
         "backbone": predictor.backbone,
@@ -79,9 +77,9 @@ def _inputs_and_outputs(predictor: Predictor, format: str) -> dict[str, Any]:
     }
 
 
-def _decisions(predictor: Predictor, calibration: AnyCalibration) -> dict[str, Any]:
+def _decisions(predictor: Predictor, calibration: Calibration) -> dict[str, Any]:
     """Return what turns logits into probabilities and decisions, beyond the plain calibration."""
-    if not isinstance(calibration, MultilabelCalibration):
+    if calibration.label_kind == "single":
         return {"temperature": calibration.temperature}
     names = predictor.class_names
     return {

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from finetune.data.seen_record import read_record
@@ -16,10 +15,8 @@ from finetune.models.image_classifier import build_image_classifier
 from finetune.models.stages import head_name
 from finetune.runs.answers import Answers, LabelAnswers
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
-from finetune.training.calibration import AnyCalibration, Calibration, read_calibration
+from finetune.training.calibration import Calibration, read_calibration, with_thresholds
 from finetune.training.checkpoint_settings import model_settings
-from finetune.training.multilabel_calibration import MultilabelCalibration, choose_thresholds
-from finetune.training.threshold import choose
 
 # Keys that Lightning needs to load weights. The values of the first checkpoint stand for all, although the best epochs
 # of the folds differ.
@@ -34,7 +31,7 @@ def join_checkpoints(
     answers: Sequence[Answers | LabelAnswers],
     target: Path,
     fingerprint: str,
-) -> AnyCalibration:
+) -> Calibration:
     """Write a checkpoint whose probabilities are the mean of those of several checkpoints.
 
     The calibration of each checkpoint is moved into the head of its network. The thresholds of the new checkpoint are
@@ -82,7 +79,7 @@ def join_checkpoints(
             "data_fingerprint": fingerprint,
             "seen": seen,
             "interpolation": None,
-            "train_metrics": {},
+            "train_metrics": None,
         },
     }
     for key in ("datamodule_hparams_name", "hparams_name"):
@@ -93,20 +90,16 @@ def join_checkpoints(
 
 
 def _joined_calibration(
-    calibrations: Sequence[AnyCalibration], answers: Sequence[Answers | LabelAnswers]
-) -> AnyCalibration:
+    calibrations: Sequence[Calibration], answers: Sequence[Answers | LabelAnswers]
+) -> Calibration:
     """Return a calibration that leaves the mean of calibrated probabilities as it is, with thresholds for it."""
-    labels = np.concatenate([answer.labels for answer in answers])
     first = calibrations[0]
-    if isinstance(first, MultilabelCalibration):
-        probabilities = torch.from_numpy(_probabilities(answers))
-        return choose_thresholds(probabilities, torch.from_numpy(labels), first.aim)
     num_validated = sum(calibration.num_images for calibration in calibrations)
-    if first.aim is None:
-        return Calibration(1.0, num_validated)
-    probabilities_of_one = _probabilities(answers)[:, first.aim.positive]
-    choice = choose(first.aim, probabilities_of_one, labels == first.aim.positive)
-    return Calibration(1.0, len(labels), first.aim, choice)
+    joined = first.without_scaling()._replace(num_images=num_validated)
+    if first.label_kind == "single" and first.aim is None:
+        return joined
+    labels = np.concatenate([answer.labels for answer in answers])
+    return with_thresholds(joined, _probabilities(answers), labels, first.aim)
 
 
 def _probabilities(answers: Sequence[Answers | LabelAnswers]) -> np.ndarray:
@@ -119,7 +112,7 @@ def _probabilities(answers: Sequence[Answers | LabelAnswers]) -> np.ndarray:
 
 
 def _calibrated_members(
-    checkpoint: dict[str, Any], calibration: AnyCalibration
+    checkpoint: dict[str, Any], calibration: Calibration
 ) -> list[dict[str, Tensor]]:
     """Return the weights of each network of a checkpoint, so that its softmax or its sigmoids are calibrated.
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from finetune.data.transforms import CROP_SHARE, resized_side
-from finetune.inference.calibrated_head import calibrated_head, without_scaling
+from finetune.inference.calibrated_head import calibrated_head
 from finetune.inference.export_check import PredictionFunction
 from finetune.inference.predictor import Predictor
 from finetune.models.hub import CONFIG_FILE, WEIGHTS_FILE
@@ -94,7 +94,7 @@ def write_timm_folder(predictor: Predictor, checkpoint: Mapping[str, Any], folde
         "pretrained_cfg": _preparation(predictor),
     }
     save_for_hf(network, str(folder), model_config=config, safe_serialization=True)
-    calibration = without_scaling(predictor.calibration).as_plain()
+    calibration = predictor.calibration.without_scaling().as_plain()
     origin = {
         "calibration": calibration,
         "licence_of_the_weights": licence_of(checkpoint),

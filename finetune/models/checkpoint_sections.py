@@ -174,10 +174,10 @@ FINETUNE = MappingProxyType(
         ),
         "began_from": _OPTIONAL_TEXT,
         "licence_of_the_weights": _OPTIONAL_TEXT,
-        "train_metrics": Rule("sums of loss and accuracy", are_train_metrics),
+        "train_metrics": Rule("four sums of loss and accuracy, or null", are_train_metrics),
         # `training.calibration.read_calibration` checks its values. Every reader calls that.
         "calibration": Rule(
-            "a temperature, or null", lambda value: value is None or type(value) is dict
+            "a calibration, or null", lambda value: value is None or type(value) is dict
         ),
         "interpolation": Rule(
             "the weights that were chosen, or null", lambda v: v is None or is_interpolation(v)

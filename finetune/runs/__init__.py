@@ -17,8 +17,7 @@ Checkpoints:
 
 Other files of a run:
 - `metrics_csv`: metrics.csv and steps.csv.
-- `results`: test.json or val.json, and skipped.txt. `outcome` is the result in a line, and `bootstrap` computes the
-  interval of a mean average precision.
+- `results`: test.json or val.json, and skipped.txt. `outcome` is the result in a line.
 - `predictions`: predictions.csv and test_predictions.csv. `prediction_rows` has their columns.
 - `clock`: seconds.json.
 - `interpolation_record`: kept_weights.json, the choice between the weights at the start and at the end.

@@ -136,7 +136,7 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
         content = {
             "hyper_parameters": plain["model"],
             "datamodule_hyper_parameters": plain["data"],
-            "finetune": {**origin, "precision": "32-true", "train_metrics": {}},
+            "finetune": {**origin, "precision": "32-true", "train_metrics": None},
             "state_dict": state,
             # Lightning expects these keys in every checkpoint.
             "epoch": 0,

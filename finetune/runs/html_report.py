@@ -309,7 +309,7 @@ def _calibration_charts(run: RunRecord) -> Iterator[tuple[str, str]]:
     bins = {"calibrated": reliability(answers.confidence, answers.is_right, num_bins, lowest)}
     errors = [run.result.get(f"test/calibration_error{name}") for name in ("", "_before_scaling")]
     text = "" if errors[0] is None else f"Calibration error {errors[0]:.3f}"
-    temperature = (run.result.get("calibration") or {}).get("temperature", 1.0)
+    temperature = 1 / (run.result.get("calibration") or {"scale": [1.0]})["scale"][0]
     if errors[1] is not None and answers.probabilities is not None:
         before = unscaled(answers.probabilities, temperature)
         raw = before[np.arange(len(before)), answers.predicted]

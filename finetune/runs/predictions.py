@@ -1,6 +1,6 @@
 """Writes the predictions of `predict` and `test`: one row for each image, in the order of the input.
 
-It works on any number of devices, and holds no rows in memory.
+`predict` works on any number of devices, and holds no rows in memory. `test` writes what was gathered to measure it.
 """
 
 import csv
@@ -9,8 +9,10 @@ import io
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from heapq import merge
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NamedTuple
@@ -21,13 +23,14 @@ import torch.distributed as dist
 from finetune.data.mirror import original
 from finetune.data.samples import Samples
 from finetune.runs.folder import Run
-from finetune.runs.prediction_rows import ClassRows, LabelRows
+from finetune.runs.prediction_rows import ClassRows, LabelRows, Row
 from finetune.system.files import (
     append_files,
     check_target,
     create_part,
     put_in_place,
     remove_dead,
+    replacing,
 )
 from finetune.system.messages import WrongUsage, counted, shown
 
@@ -35,6 +38,7 @@ log = logging.getLogger(__name__)
 
 FILES = {"predict": "predictions.csv", "test": "test_predictions.csv"}
 _NOT_UTF8 = "surrogateescape"  # a file name that is not UTF-8 is written as its bytes
+_ROWS_AT_ONCE = 1024
 
 
 class _OfRank(NamedTuple):
@@ -43,26 +47,22 @@ class _OfRank(NamedTuple):
     Attributes:
         counts: Counts of the predicted classes or labels.
         num_rows: Number of rows.
-        sent: The text of rows that this rank did not write to a file itself.
         last: Its last row; empty if it has none.
     """
 
     counts: Counter[str | None]
     num_rows: int
-    sent: str
     last: list[dict[str, Any]]
 
 
 class PredictionWriter(pl.Callback):
-    """Writes predictions batch by batch. Each rank writes its contiguous part of the list; rank 0 joins the parts.
+    """Writes the predictions of `predict` batch by batch. Each rank writes its contiguous part; rank 0 joins the parts.
 
-    The rows of `test` also have a column with the true class or labels. `prediction_rows` has all columns.
-
-    The parts are files next to the target. In `test` the other ranks send their rows to rank 0 instead. If writing
-    fails, the part file of this process is not deleted, and the error message names it.
+    The parts are files next to the target. If writing fails, the part file of this process is not deleted, and the
+    error message names it. `prediction_rows` has all columns.
 
     Args:
-        run: The run. `predictions.csv` or `test_predictions.csv` is written to its folder.
+        run: The run. `predictions.csv` is written to its folder.
         output: Another .csv file to write.
         top_k: Write the k most probable classes and their probabilities, best first, not a column for each class.
         abstain_below: Predict `unsure` if the predicted class is less probable than that. Probabilities are the same.
@@ -87,7 +87,6 @@ class PredictionWriter(pl.Callback):
         self.output = output
         self.top_k = top_k
         self.abstain_below = abstain_below or 0.0
-        self.split = "predict"
         self.counts: Counter[str | None] = Counter()
         self.num_rows = 0
         self._last: list[dict[str, Any]] = []  # the last row of this process, if there is one
@@ -101,38 +100,27 @@ class PredictionWriter(pl.Callback):
 
     @property
     def target(self) -> Path:
-        return Path(self.output) if self.output else self.run.file(FILES[self.split])
+        return Path(self.output) if self.output else self.run.file(FILES["predict"])
 
     @property
     def place(self) -> Path:
         """The target with symbolic links resolved. The parts lie next to it."""
         return Path(os.path.realpath(self.target))
 
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.split = "test"
-        self._row_format = self._format(pl_module)
-        self._begin(trainer)
-
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._row_format = self._format(pl_module)
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if pl_module.task.label_kind == "several":
+            for name in ("top_k", "abstain_below"):
+                if getattr(self, name):
+                    raise WrongUsage(
+                        f"--{name} is for one class per image, and this network predicts several labels"
+                    )
+        self._row_format = _format(pl_module, "predict", self.top_k, self.abstain_below)
         if trainer.is_global_zero:
             num = len(trainer.datamodule.splits["predict"])  # type: ignore[attr-defined]
             log.info("predicting %s", counted(num, "image"))
         self._begin(trainer)
 
-    def _format(self, module: Any) -> ClassRows | LabelRows:
-        """Return how the rows of a network are written."""
-        if module.task.label_kind == "single":
-            return ClassRows(module.class_names, self.split, self.top_k, self.abstain_below)
-        for name in ("top_k", "abstain_below"):
-            if getattr(self, name):
-                raise WrongUsage(
-                    f"--{name} is for one class per image, and this network predicts several labels"
-                )
-        return LabelRows(module.class_names, self.split, module.calibration.thresholds)
-
     def _begin(self, trainer: pl.Trainer) -> None:
-        self.columns = self._row_format.columns
         # Two runs that write the same target must not share part files.
         token = [os.urandom(4).hex()]
         if trainer.world_size > 1:
@@ -143,9 +131,6 @@ class PredictionWriter(pl.Callback):
             return
         if trainer.is_global_zero:
             remove_dead(self.place.parent.glob(f".{glob.escape(self.place.name)}.????????.part*"))
-        if self._is_sent(trainer):
-            self._part = io.StringIO(newline="")
-            return
         self.place.parent.mkdir(parents=True, exist_ok=True)
         # Before the file is created: a signal may arrive right after that.
         self._has_begun = True
@@ -153,57 +138,46 @@ class PredictionWriter(pl.Callback):
         create_part(part, self.place)
         self._part = part.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8)
         if trainer.is_global_zero:
-            self._part.write(",".join(map(_quoted, self.columns)) + "\n")
+            _write_header(self._part, self._row_format.columns)
 
     def on_predict_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any
     ) -> None:
         assert self._part is not None
-        samples = trainer.datamodule.splits[self.split]  # type: ignore[attr-defined]
-        rows = list(self._rows(outputs, samples))
+        samples = trainer.datamodule.splits["predict"]  # type: ignore[attr-defined]
+        rows = list(_rows(self._row_format, outputs, samples))
         for row in rows:
             self.counts.update(self._row_format.counted(row))
         self.num_rows += len(rows)
         self._last = rows[-1:] or self._last
-        part = self._part
         if not self.is_written:
             return
         with self._keep_part_on_error(trainer):
-            # csv quotes a field with a carriage return only if rows also end in one. The lambda removes that.
-            lines: Any = SimpleNamespace(write=lambda row: part.write(f"{row[:-2]}\n"))
-            writer = csv.DictWriter(lines, self.columns, lineterminator="\r\n")
-            writer.writerows(map(self._row_format.as_text, rows))
-
-    on_test_batch_end = on_predict_batch_end  # type: ignore[assignment]
+            _write_rows(self._part, self._row_format, rows)
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert self._part is not None
-        sent = self._part.getvalue() if isinstance(self._part, io.StringIO) else ""
         with self._keep_part_on_error(trainer):
             self._part.close()
         self._part = None
-        own = _OfRank(self.counts, self.num_rows, sent, self._last)
+        own = _OfRank(self.counts, self.num_rows, self._last)
         of_ranks = [own] * trainer.world_size
         if trainer.world_size > 1:
             # This is also a barrier: afterwards all parts are complete.
             dist.all_gather_object(of_ranks, own)
         if trainer.is_global_zero and self.is_written:
-            others = [] if self.split == "test" else range(1, trainer.world_size)
+            others = range(1, trainer.world_size)
             with self._keep_part_on_error(trainer, *others):
                 parts = [self._part_path(rank) for rank in (0, *others)]
-                with parts[0].open("a", newline="", encoding="utf-8", errors=_NOT_UTF8) as part:
-                    part.writelines(rank.sent for rank in of_ranks)
                 append_files(parts[0], parts[1:])
                 put_in_place(parts[0], self.target)
                 for path in parts:
                     path.unlink(missing_ok=True)
-        if trainer.is_global_zero and self.split == "predict":
+        if trainer.is_global_zero:
             counts = sum((rank.counts for rank in of_ranks), Counter[str | None]())
             num_rows = sum(rank.num_rows for rank in of_ranks)
             last_rows = [row for rank in of_ranks for row in rank.last]
             self._print_summary(counts, num_rows, last_rows[-1])
-
-    on_test_end = on_predict_end
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
         if self._part is not None:
@@ -227,21 +201,6 @@ class PredictionWriter(pl.Callback):
             message = f"{self.target} could not be written: {error.strerror or error}"
             raise OSError(f"{message}; the rows so far are in {parts}") from error
 
-    def _rows(self, outputs: dict[str, Any], samples: Samples) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a batch, in the order of the input."""
-        results = self._row_format.predictions(
-            outputs["probabilities"].cpu(), outputs["class"].cpu()
-        )
-        good = dict(zip(outputs["index"].tolist(), results, strict=True))
-        errors = dict(outputs["bad"])
-        for index in sorted([*good, *errors]):
-            row: dict[str, Any] = dict.fromkeys(self.columns) | {
-                "path": original(samples.paths[index])
-            }
-            if self.split == "test":
-                row |= self._row_format.target(samples.targets[index])  # type: ignore[arg-type]
-            yield row | ({"error": errors[index]} if index in errors else good[index])
-
     def _print_summary(
         self, counts: Counter[str | None], num_rows: int, row: dict[str, Any]
     ) -> None:
@@ -261,12 +220,87 @@ class PredictionWriter(pl.Callback):
                 f"none of the images can be read: {self.target} has the reason for each"
             )
 
-    def _is_sent(self, trainer: pl.Trainer) -> bool:
-        """Return whether this rank sends its rows to rank 0. Another machine may not have the run's folder."""
-        return self.split == "test" and not trainer.is_global_zero
-
     def _part_path(self, rank: int) -> Path:
         return self.place.with_name(f".{self.place.name}.{self._token}.part{rank}")
+
+
+class AnswersWriter(pl.Callback):
+    """Writes `test_predictions.csv` into the folder of the run, on rank 0. Its rows also have the true class or labels.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if not trainer.is_global_zero:
+            return
+        samples = trainer.datamodule.splits["test"]  # type: ignore[attr-defined]
+        row_format = _format(pl_module, "test")
+        path = self.run.file(FILES["test"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            replacing(path) as temporary,
+            temporary.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8) as file,
+        ):
+            _write_header(file, row_format.columns)
+            _write_rows(file, row_format, _test_rows(row_format, pl_module, samples))
+
+
+def _test_rows(row_format: ClassRows | LabelRows, module: Any, samples: Samples) -> Iterator[Row]:
+    """Yield the rows of a test, in the order of the images, from the outputs that were measured."""
+    outputs = module.outputs
+
+    def good() -> Iterator[tuple[int, Row]]:
+        parts = (column.split(_ROWS_AT_ONCE) for column in (outputs.index, outputs.logits))
+        for index, logits in zip(*parts, strict=True):
+            p = module.calibration.probabilities(logits)
+            results = row_format.predictions(p, module.calibration.decide(p))
+            yield from zip(index.tolist(), results, strict=True)
+
+    bad = ((index, {"error": error}) for index, error in outputs.bad)
+    for index, row in merge(good(), bad, key=itemgetter(0)):
+        true = row_format.target(samples.targets[index])  # type: ignore[arg-type]
+        yield (
+            dict.fromkeys(row_format.columns)
+            | {"path": original(samples.paths[index])}
+            | true
+            | row
+        )
+
+
+def _rows(
+    row_format: ClassRows | LabelRows, outputs: dict[str, Any], samples: Samples
+) -> Iterator[Row]:
+    """Yield the rows of a batch of `predict`, in the order of the input."""
+    results = row_format.predictions(outputs["probabilities"].cpu(), outputs["class"].cpu())
+    good = dict(zip(outputs["index"].tolist(), results, strict=True))
+    errors = dict(outputs["bad"])
+    for index in sorted([*good, *errors]):
+        row = dict.fromkeys(row_format.columns) | {"path": original(samples.paths[index])}
+        yield row | ({"error": errors[index]} if index in errors else good[index])
+
+
+def _format(
+    module: Any, split: str, top_k: int | None = None, abstain_below: float = 0.0
+) -> ClassRows | LabelRows:
+    """Return how the rows of a network are written."""
+    if module.task.label_kind == "single":
+        return ClassRows(module.class_names, split, top_k, abstain_below)
+    return LabelRows(module.class_names, split, module.calibration.thresholds)
+
+
+def _write_header(file: IO[str], columns: Sequence[str]) -> None:
+    file.write(",".join(map(_quoted, columns)) + "\n")
+
+
+def _write_rows(file: IO[str], row_format: ClassRows | LabelRows, rows: Iterable[Row]) -> None:
+    # csv quotes a field with a carriage return only if rows also end in one. The lambda removes that.
+    lines: Any = SimpleNamespace(write=lambda row: file.write(f"{row[:-2]}\n"))
+    writer = csv.DictWriter(lines, row_format.columns, lineterminator="\r\n")
+    writer.writerows(map(row_format.as_text, rows))
 
 
 def _quoted(name: str) -> str:

@@ -3,18 +3,14 @@
 import logging
 import math
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
 import torch.distributed as dist
 
 from finetune.data.mirror import original
-from finetune.runs.answers import read_label_answers
-from finetune.runs.bootstrap import bootstrap_interval
 from finetune.runs.folder import Run
-from finetune.runs.outcome import INTERVAL, METRICS, outcome_line
-from finetune.runs.predictions import FILES
+from finetune.runs.outcome import METRICS, outcome_line
 from finetune.runs.result_file import write_result
 from finetune.system.files import replace_text
 from finetune.system.messages import counted
@@ -71,10 +67,6 @@ class Results(pl.Callback):
             details["image_folder"] = original(scanned.folder)
             if scanned.corrections is not None:
                 details["corrections"] = scanned.corrections.plain()
-        if split == "test" and "label_counts" in details:
-            bounds = self._interval({**values, **details})
-            if bounds is not None:
-                details[INTERVAL] = list(bounds)
         write_result(file, {**values, **details})
         for name in (f"{split}/{metric}" for metric in METRICS):
             if name in values:
@@ -83,16 +75,6 @@ class Results(pl.Callback):
             print(line, flush=True)
         for line in pl_module.calibration.describe(pl_module.class_names):
             print(line, flush=True)
-
-    def _interval(self, result: Mapping[str, Any]) -> tuple[float, float] | None:
-        """Return the interval of the mean average precision from the predictions of the test; None without them."""
-        path = self.run.file(FILES["test"])
-        if result["test/mAP"] is None or not path.is_file():
-            return None
-        answers = read_label_answers(path, result["class_names"])
-        if len(answers.paths) != sum(map(sum, result["label_counts"][0])):
-            return None  # of another test
-        return bootstrap_interval(result["test/mAP"], answers.labels, answers.probabilities)
 
 
 class Skipped(pl.Callback):

@@ -20,7 +20,6 @@ from finetune.serving.response_types import Status
 from finetune.serving.service import Service
 from finetune.system.html_page import render
 from finetune.system.messages import shown
-from finetune.training.multilabel_calibration import MultilabelCalibration
 
 
 class Pages:
@@ -83,14 +82,13 @@ class Pages:
 def _thresholds(p: Predictor) -> dict[str, Any]:
     """Return the threshold of a checkpoint for two classes; for several labels the threshold of each."""
     calibration = p.calibration
-    if isinstance(calibration, MultilabelCalibration):
+    if calibration.label_kind == "several":
         thresholds = dict(zip(p.class_names, calibration.thresholds, strict=True))
         return {"label_kind": p.label_kind, "thresholds": thresholds}
-    aim = calibration.aim
-    choice = calibration.choice
-    if aim is None or choice is None or choice.value is None:
+    if calibration.aim is None or calibration.aim.positive is None or not calibration.thresholds:
         return {"threshold": None}
-    return {"threshold": {"label": p.class_names[aim.positive], "at_least": choice.value}}
+    label = p.class_names[calibration.aim.positive]
+    return {"threshold": {"label": label, "at_least": calibration.thresholds[0]}}
 
 
 def make_app(

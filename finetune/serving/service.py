@@ -28,7 +28,6 @@ from finetune.system.html_page import thumbnail
 from finetune.system.machine import num_cores
 from finetune.system.messages import did_you_mean, shown
 from finetune.training.calibration import NotFinite
-from finetune.training.multilabel_calibration import MultilabelCalibration
 
 log = logging.getLogger(__name__)
 AnyPrediction = Prediction | LabelsPrediction
@@ -243,7 +242,7 @@ class Service:
         names = self.predictor.class_names
         of_classes = {names[k]: round(float(probabilities[k]), DIGITS) for k in order}
         calibration = self.predictor.calibration
-        if isinstance(calibration, MultilabelCalibration):
+        if calibration.label_kind == "several":
             return LabelsPrediction(
                 name=upload.name,
                 labels=[names[k] for k in predicted],

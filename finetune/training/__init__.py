@@ -2,9 +2,10 @@
 
 - `classifier`: the LightningModule, with all its hooks.
 - `task`: the loss, metrics, decisions and calibration for images with one class each, or with several labels.
-- `loss`: cross entropy with class weights, label smoothing and mixed images; `multilabel_loss` for several labels.
-- `metrics`: exact metrics on any number of devices, built on `precise_sums`; `multilabel_metrics` for several labels.
-- `logit_histogram`: counts of images by label and logit, for average precision, calibration and thresholds.
+- `loss`: cross entropy for one class or several labels, with class weights, label smoothing and mixed images.
+- `metrics`: sums of loss and accuracy over the training images of an epoch.
+- `outputs`: the outputs for the images of an evaluation, gathered on rank 0 in the order of the images.
+- `measure`: all metrics of an evaluation, from its outputs.
 - `dropout`: dropout that gives the same result on any number of devices.
 
 Optimization:
@@ -19,10 +20,8 @@ Optimization:
 
 Calibration, fitted on the validation split:
 
-- `calibration`: probabilities and decisions from logits.
-- `temperature`: the temperature of the logits.
+- `calibration`: probabilities and decisions from logits: a temperature, or a scale and a bias of each label.
 - `threshold`: the decision threshold for two classes, and those of several labels.
-- `multilabel_calibration`: scale, bias and threshold of each of several labels.
 - `stored_values`: checks of the values of a calibration in a checkpoint.
 
 Length of a run:

@@ -12,6 +12,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from finetune import lightning_private
+from finetune.data.batch_limits import num_within
 from finetune.data.class_weights import (
     BALANCED,
     check_weighted,
@@ -28,7 +29,12 @@ from finetune.models.image_classifier import build_image_classifier
 from finetune.runs.checkpoint_facts import check_fits, origin
 from finetune.system.messages import as_wrong_usage
 from finetune.training import param_groups
-from finetune.training.calibration import check_evaluated, read_calibration
+from finetune.training.calibration import (
+    Calibration,
+    check_evaluated,
+    fit_calibration,
+    read_calibration,
+)
 from finetune.training.compile import Compile
 from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
@@ -40,8 +46,11 @@ from finetune.training.initial_weights import (
 )
 from finetune.training.interpolation import Interpolation
 from finetune.training.lr_schedulers import WarmupCosine, scheduler_config
-from finetune.training.metrics import reset_metrics
+from finetune.training.measure import measure
+from finetune.training.metrics import TrainMetrics, undecodable
+from finetune.training.outputs import Collector, Outputs, check_memory
 from finetune.training.task import task_for
+from finetune.training.threshold import Aim
 
 if TYPE_CHECKING:  # scipy takes a second to import
     from finetune.features.linear_probe import FittedHead
@@ -181,15 +190,16 @@ class Classifier(pl.LightningModule):
         self.register_buffer("class_weight", torch.ones(num_classes))
         if isinstance(class_weights, dict):
             self.class_weight.copy_(torch.tensor(weights_of_classes(class_weights, class_names)))
-        self.val_metrics = self.task.split_metrics("val")
-        self.test_metrics = self.task.split_metrics("test")
-        self.train_metrics = self.task.train_metrics()
-        self.calibrator = self.task.calibrator()
-        self.calibration = self.task.uncalibrated()  # for the current weights
+        self.train_metrics = TrainMetrics(label_kind)
+        self.aim: Aim | None = (
+            None  # what thresholds are chosen for; None for the default of the task
+        )
+        self.calibration: Calibration = self.task.uncalibrated()  # for the current weights
         self.interpolation: Interpolation | None = None  # for the current weights
-        self.counts: dict[
-            str, Any
-        ] = {}  # from which the metrics of the last evaluation were computed
+        self._collector = Collector()
+        # of the last evaluation outside of a fit: the outputs, on rank 0; and of each the tables behind its metrics
+        self.outputs: Outputs | None = None
+        self.counts: dict[str, Any] = {}
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of images (B, 3, h, w) uint8 RGB; for an ensemble in training mode (M, B, K)."""
@@ -224,7 +234,8 @@ class Classifier(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         set_ddp_arguments(self.trainer)
-        reset_metrics(self)
+        self.train_metrics.reset()  # an earlier fit may have been interrupted
+        self._check_memory(stage)
         if stage == "fit":
             stages.check_solved(self.hparams["freeze"], self.head_init, self.hparams["members"])
         if stage == "fit" and self.trainer.world_size > 1:
@@ -240,6 +251,16 @@ class Classifier(pl.LightningModule):
             counts = {name: split.targets.counts() for name, split in self._data.splits.items()}
             check_weighted(self.class_weights, self.class_names, counts)
 
+    def _check_memory(self, stage: str) -> None:
+        """Check before anything is computed that the outputs of the splits that this stage measures fit into memory."""
+        names = {"fit": "val", "validate": "val", "test": "test"}
+        splits = getattr(self.trainer.datamodule, "splits", {})  # type: ignore[attr-defined]
+        split = names.get(stage, "")
+        if split in splits:
+            limit = getattr(self.trainer, f"limit_{split}_batches")
+            num = num_within(limit, len(splits[split]), self._data.batch_size)
+            check_memory(split, num, len(self.class_names), self.task.label_kind)
+
     def configure_callbacks(self) -> list[pl.Callback]:
         return [Compile(), Noise()] if self.is_compiled else [Noise()]
 
@@ -252,7 +273,7 @@ class Classifier(pl.LightningModule):
         self.eval()
         fitted = fit_head(self.trainer, self, self._data)
         if self.trains_from_fitted_head:
-            self.start_score = score_of_head(self.trainer, self, self._data, fitted)
+            self.start_score = score_of_head(self.trainer, self, self._data)
         self.train()
         if not self.trainer.is_global_zero:
             return
@@ -269,12 +290,8 @@ class Classifier(pl.LightningModule):
         target = self.task.target(batch)
         class_weight = self.class_weight.double().cpu()
         summed = self.task.loss_sum(fitted.logits, target, class_weight)
-        self.train_metrics.update(
-            fitted.logits.to(self.device),
-            fitted.labels.to(self.device),
-            summed,
-            target.weight(class_weight),
-        )
+        weight = target.weight(class_weight)
+        self.train_metrics.update(fitted.logits, fitted.labels, summed, weight)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor | None:
         # Nothing trains. The loop runs once for the hooks at the end of an epoch, such as validation.
@@ -305,56 +322,77 @@ class Classifier(pl.LightningModule):
         return loss * self.hparams["members"]
 
     def on_train_epoch_end(self) -> None:
-        self.log_dict(self.train_metrics.take())
+        self.log_dict(self.train_metrics.take(self.device, self.trainer.world_size))
+
+    def on_validation_epoch_start(self) -> None:
+        self._collector = Collector()
+
+    on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self._evaluate(batch, self.val_metrics)
+        logits = self._logits(batch)
+        self._collector.add(batch, logits)
+        if (
+            self.trainer.state.fn != "fit"
+        ):  # there the loss is checked, without waiting for the device
+            p = self.calibration.probabilities(logits)
+            check_evaluated(p, batch["index"], self.trainer)
 
-    def test_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        return self._evaluate(batch, self.test_metrics)
+    test_step = validation_step
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        return self._evaluate(batch)
-
-    def _evaluate(self, batch: dict[str, Any], metrics: Any = None) -> dict[str, Any]:
-        """Update the metrics; return `index` (B,), `probabilities` (B, K), `class` and `bad` [(index, error)].
+        """Return `index` (B,), `probabilities` (B, K), `class` and `bad` [(index, error)].
 
         `class` is the index of the predicted class (B,); of several labels whether each is predicted, (B, K) bool.
         """
-        images = batch["image"]
-        logits = (
-            self(images)
-            if len(images)
-            else torch.empty(0, len(self.class_names), device=self.device)
-        )
-        if metrics is not None and len(labels := batch["label"]):
-            target = self.task.target({"label": labels})  # metrics count each image once
-            summed = self.task.loss_sum(logits, target, self.class_weight)
-            weight = target.weight(self.class_weight)
-            metrics.update(logits, labels, summed, weight, self.calibration)
-            if self.trainer.state.fn == "fit":
-                self.calibrator.update(logits, labels)
-        p = self.task.probabilities(logits, self.calibration)
+        p = self.calibration.probabilities(self._logits(batch))
         check_evaluated(p, batch["index"], self.trainer)
         return {
             "index": batch["index"],
             "probabilities": p,
-            "class": self.task.decide(p, self.calibration),
+            "class": self.calibration.decide(p),
             "bad": batch["bad"],
         }
 
+    def _logits(self, batch: dict[str, Any]) -> Tensor:
+        """Return the logits of a batch in an evaluation, (B, K)."""
+        if not len(batch["image"]):
+            return torch.empty(0, len(self.class_names), device=self.device)
+        return self(batch["image"])
+
     def on_validation_epoch_end(self) -> None:
-        self._log_metrics("val", self.val_metrics)
-        if self.trainer.state.fn == "fit":
-            self.calibration = self.calibrator.take()
-            self.log_dict(self.task.calibration_metrics(self.calibration))
+        self._end_evaluation("val")
 
     def on_test_epoch_end(self) -> None:
-        self._log_metrics("test", self.test_metrics)
+        self._end_evaluation("test")
 
-    def _log_metrics(self, split: str, metrics: Any) -> None:
-        values, self.counts = metrics.take(self.class_names, self.calibration)
-        self.log_dict({f"{split}/{name}": value for name, value in values.items()})
+    def _end_evaluation(self, split: str) -> None:
+        """Measure the outputs of all ranks on rank 0, and log the metrics on all. A fit then fits a calibration.
+
+        Raises:
+            ValueError: No image could be decoded. All ranks raise it.
+        """
+        outputs = self._collector.gather(self.trainer)
+        self._collector = Collector()
+        is_fit = self.trainer.state.fn == "fit"
+        found = None
+        fitted = None
+        if outputs is not None and len(outputs.index):
+            is_test = split == "test"
+            found = measure(outputs, self.task, self.calibration, self.class_weight, is_test)
+            if is_fit:
+                fitted = fit_calibration(outputs.logits, outputs.labels, self.aim)
+        found, fitted = self.trainer.strategy.broadcast((found, fitted))
+        if found is None:
+            raise ValueError(undecodable(split))
+        values, self.counts = found
+        # as values of 4 bytes, in any precision of the network
+        floats = {name: torch.tensor(v, dtype=torch.float32) for name, v in values.items()}
+        self.log_dict({f"{split}/{name}": value for name, value in floats.items()})
+        self.outputs = None if is_fit else outputs
+        if fitted is not None:
+            self.calibration = fitted
+            self.log_dict(self.task.calibration_metrics(fitted))
 
     def param_groups(self) -> list[dict]:
         """Return the parameter groups of the optimizer, with the parameters of all members."""
@@ -404,7 +442,7 @@ class Classifier(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # A checkpoint may be written within an epoch, so it has the sums of its metrics so far.
         state = {
-            "train_metrics": self.train_metrics.sums(),
+            "train_metrics": self.train_metrics.sums(self.device, self.trainer.world_size),
             "calibration": self.calibration.as_plain(),
         }
         checkpoint["finetune"] = {**origin(self.trainer), **state}
@@ -417,9 +455,9 @@ class Classifier(pl.LightningModule):
         if lightning_private.has_trainer(self):
             # Lightning converts the module after it has restored the weights, which would round float64 to float32.
             self.trainer.precision_plugin.convert_module(self)
-            self.train_metrics.restore(
-                checkpoint["finetune"]["train_metrics"], self.trainer.is_global_zero
-            )
+            sums = checkpoint["finetune"]["train_metrics"]
+            if sums is not None:  # an exported file has none
+                self.train_metrics.restore(sums, self.trainer.is_global_zero)
 
     @property
     def _data(self) -> ImageDataModule:

@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytorch_lightning as pl
-import torch
-from torch import Tensor
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.models.heads import HeadInit
 from finetune.models.image_classifier import ImageClassifier
 from finetune.models.source_head import source_head
 from finetune.models.weights import load_pretrained, read_weights
+from finetune.training.outputs import collect
 
 if TYPE_CHECKING:  # scipy takes a second to import
     from finetune.features.linear_probe import FittedHead
@@ -74,16 +72,6 @@ class InitialWeights:
         )
 
 
-def balanced_weights(num_images: np.ndarray) -> Tensor:
-    """Return a weight for each class (K,), inversely proportional to its number of images, with mean 1 over images.
-
-    Args:
-        num_images: Number of images of each class, (K,), or the sum of their weights.
-    """
-    counts = torch.from_numpy(num_images)
-    return counts.sum() / (len(counts) * torch.where(counts > 0, counts, 1))
-
-
 def fit_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> "FittedHead":
     """Fit the head of a network on the features of the training images. Every rank must call this.
 
@@ -97,25 +85,22 @@ def fit_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> "FittedH
     return probe_head(trainer, model, data)
 
 
-def score_of_head(
-    trainer: pl.Trainer, model: Any, data: ImageDataModule, fitted: "FittedHead"
-) -> float | None:
-    """Return the monitored metric of a fitted head on the validation images; None if nothing is validated.
+def score_of_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> float | None:
+    """Return the monitored metric on the validation images before training; None if nothing is validated.
 
     It is the same on all ranks, and every rank must call this.
 
     Args:
         trainer: Its devices and precision are used, and its limit of the validation batches.
-        model: A `Classifier` in eval mode.
+        model: A `Classifier` in eval mode, with its fitted head.
         data: The images.
-        fitted: The result of `fit_head`.
     """
-    from finetune.features.linear_probe import logits_of
-
     if "val" not in data.splits or trainer.limit_val_batches == 0:
         return None
-    logits, labels = logits_of(trainer, model.network, model, data, fitted.probe)
-    score = model.task.score(logits, labels) if len(labels) else None
+    outputs = collect(trainer, model, data.loader("val", is_limited=True)).gather(trainer)
+    score = None
+    if outputs is not None and len(outputs.index):
+        score = model.task.score(outputs.logits, outputs.labels)
     return trainer.strategy.broadcast(score)
 
 

@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from finetune.runs.interpolation_record import InterpolatedWeights, Interpolation
-from finetune.training.calibration import AnyCalibration
-from finetune.training.threshold import Aim, LabelAim
+from finetune.training.calibration import Calibration, fit_calibration
+from finetune.training.loss import losses_of
+from finetune.training.outputs import collect
+from finetune.training.threshold import Aim
 
 SHARES = (0.0, 0.75, 1.0)  # candidates: 0 is the start, 1 is the end
 # Candidates if batch norm trains: interpolated statistics do not fit interpolated weights.
@@ -85,8 +87,8 @@ def settle(
     end: Mapping[str, Tensor],
     batches: Iterable[Mapping[str, Any]],
     shares: Sequence[float],
-    aim: Aim | LabelAim | None,
-) -> tuple[Interpolation, dict[str, Tensor], AnyCalibration]:
+    aim: Aim | None,
+) -> tuple[Interpolation, dict[str, Tensor], Calibration]:
     """Measure the candidates on the validation images and return the choice, its weights and its calibration.
 
     One process does this alone on all validation images, so that the choice does not depend on the number of devices.
@@ -110,15 +112,17 @@ def settle(
     calibrations = []
     for share in shares:
         model.load_state_dict(interpolate(start, end, share))
-        logits, labels = _evaluate(trainer, model, batches)
+        outputs = collect(trainer, model, batches).own()
+        logits = outputs.logits
+        labels = outputs.labels
         if len(labels) == 0:
             raise ValueError(
                 "there is no validation image on which to choose between the start and the end of the fit"
             )
-        calibration = model.task.fit_calibration(logits, labels, aim)
+        calibration = fit_calibration(logits, labels, aim)
         # NaN counts as a wrong prediction
-        probabilities = model.task.probabilities(logits, calibration).nan_to_num(nan=0.0)
-        loss = model.task.losses(probabilities, labels)  # (N,)
+        probabilities = calibration.probabilities(logits).nan_to_num(nan=0.0)
+        loss = losses_of(probabilities, labels)  # (N,)
         losses.append(loss.numpy())
         score = model.task.score(logits, labels)
         candidates.append(InterpolatedWeights(share, float(loss.mean()), score))
@@ -127,18 +131,3 @@ def settle(
     metric = model.task.monitor.removeprefix("val/")
     interpolation = Interpolation(shares[chosen], tuple(candidates), len(losses[0]), metric)
     return interpolation, interpolate(start, end, shares[chosen]), calibrations[chosen]
-
-
-def _evaluate(
-    trainer: pl.Trainer, model: Any, batches: Iterable[Mapping[str, Any]]
-) -> tuple[Tensor, Tensor]:
-    """Return the logits (N, K) in float64 and the labels of all images, as batches have them."""
-    logits = [torch.empty(0, len(model.class_names), dtype=torch.float64)]
-    labels = []
-    for batch in batches:
-        labels.append(batch["label"].cpu())
-        if len(batch["image"]):
-            with trainer.precision_plugin.forward_context():
-                batch_logits = model(batch["image"].to(trainer.strategy.root_device))
-            logits.append(batch_logits.cpu().double())
-    return torch.cat(logits), torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)

@@ -21,24 +21,16 @@ class Aim(NamedTuple):
     Attributes:
         measure: accuracy, f1, precision or recall.
         least: The least acceptable precision or recall; None for the other measures, which are maximized.
-        positive: Index of the class to which threshold, precision, recall and F1 refer.
-    """
-
-    measure: str
-    least: float | None
-    positive: int
-
-
-class LabelAim(NamedTuple):
-    """What the thresholds are chosen for if images have several labels, the same for each.
-
-    Attributes:
-        measure: As in `Aim`.
-        least: As in `Aim`.
+        positive: Index of the class to which threshold, precision, recall and F1 refer; None for each of several
+            labels.
     """
 
     measure: str
     least: float | None = None
+    positive: int | None = None
+
+    def __str__(self) -> str:
+        return self.measure if self.least is None else f"{self.measure} {self.least:g}"
 
 
 class Choice(NamedTuple):
@@ -84,7 +76,7 @@ def parse_aim(text: str, class_names: Sequence[str]) -> Aim:
     return Aim(measure, least, names.index(composed(name)) if name else 0)
 
 
-def parse_label_aim(text: str) -> LabelAim:
+def parse_label_aim(text: str) -> Aim:
     """Parse the value of `--threshold` for several labels an image, such as `recall:0.95`.
 
     Raises:
@@ -94,7 +86,7 @@ def parse_label_aim(text: str) -> LabelAim:
     is_known = measure in MEASURES and (least is None or 0 < least <= 1)
     if not is_known or name:
         raise WrongUsage(f"--threshold {text}: pass {_LABEL_FORMS}, which is applied to each label")
-    return LabelAim(measure, least)
+    return Aim(measure, least)
 
 
 def _parts(text: str) -> tuple[str, float | None, str]:
@@ -134,54 +126,33 @@ def choose(aim: Aim, probabilities: np.ndarray, is_positive: np.ndarray) -> Choi
     middle = (above + below)[is_between] / 2
     # between neighbouring floats the middle is rounded to one of them
     values = np.where(middle > below[is_between], middle, above[is_between])
-    candidates = Candidates(
-        values, num_hits, num_predicted, int(is_positive.sum()), len(probabilities)
-    )
-    return choose_among(candidates, aim.measure, aim.least)
-
-
-class Candidates(NamedTuple):
-    """Thresholds and what they predict, T of them.
-
-    Attributes:
-        values: The thresholds, (T,).
-        num_hits: Number of positive images that each predicts, (T,).
-        num_predicted: Number of images that each predicts, (T,).
-        num_positive: Number of positive images.
-        num_images: Number of images.
-    """
-
-    values: np.ndarray
-    num_hits: np.ndarray
-    num_predicted: np.ndarray
-    num_positive: int
-    num_images: int
-
-
-def choose_among(candidates: Candidates, measure: str, least: float | None) -> Choice:
-    """Return the best candidate by the rules of `choose`.
-
-    Args:
-        candidates: The thresholds to choose from.
-        measure: As in `Aim`.
-        least: As in `Aim`.
-    """
-    values = candidates.values
-    num_hits = candidates.num_hits
-    num_predicted = candidates.num_predicted
-    num_positive = candidates.num_positive
-    num = candidates.num_images
+    num = len(probabilities)
+    num_positive = int(is_positive.sum())
     precision = num_hits / np.maximum(num_predicted, 1)
     recall = num_hits / num_positive
     # correct: the hits, and the images of the other class that are not predicted as this one
     accuracy = (num - num_positive + 2 * num_hits - num_predicted) / num
     f1 = 2 * num_hits / (num_predicted + num_positive)
     measured = {"accuracy": accuracy, "f1": f1, "precision": precision, "recall": recall}
-    own = measured[measure]
-    is_met = own >= (own.max() if least is None else least)
+    own = measured[aim.measure]
+    is_met = own >= (own.max() if aim.least is None else aim.least)
     if not is_met.any():
         return Choice(None, float(own.max()))
-    other = {"precision": recall, "recall": precision}.get(measure, own)
+    other = {"precision": recall, "recall": precision}.get(aim.measure, own)
     is_best = is_met & (other == other[is_met].max())
     best = np.flatnonzero(is_best)[np.abs(values[is_best] - 0.5).argmin()]
     return Choice(float(values[best]), float(own[best]))
+
+
+def is_reached(aim: Aim, is_predicted: np.ndarray, is_positive: np.ndarray) -> bool:
+    """Return whether predictions reach an aim; true if no image is positive.
+
+    Args:
+        aim: The aim.
+        is_predicted: Whether each image is predicted as positive, (N,) bool.
+        is_positive: Whether it is, (N,) bool.
+    """
+    if aim.least is None or not is_positive.any():
+        return True
+    total = is_positive.sum() if aim.measure == "recall" else max(1, is_predicted.sum())
+    return bool((is_predicted & is_positive).sum() / total >= aim.least)

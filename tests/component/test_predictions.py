@@ -6,6 +6,7 @@ import resource
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from finetune.runs import predictions
 from finetune.runs.answers import read_answers, read_label_answers
 from finetune.runs.folder import Run
 from finetune.runs.prediction_rows import ClassRows
-from finetune.runs.predictions import PredictionWriter
-from finetune.training.multilabel_calibration import MultilabelCalibration
+from finetune.runs.predictions import AnswersWriter, PredictionWriter
+from finetune.training.calibration import Calibration
+from finetune.training.outputs import Outputs
 from finetune.training.task import MultiLabel, SingleLabel
 
 pytestmark = QUIET
@@ -50,11 +52,16 @@ class Network(pl.LightningModule):
         self.class_names = names
         self.task = MultiLabel(tuple(names)) if thresholds else SingleLabel(tuple(names))
         num = len(names)
-        self.calibration = MultilabelCalibration((1.0,) * num, (0.0,) * num, thresholds)
+        self.calibration = Calibration.unfitted(self.task.label_kind, num)
+        self.calibration = self.calibration._replace(thresholds=thresholds)
         self.decided = probabilities.argmax(1)
         if thresholds:
             self.decided = probabilities >= torch.tensor(thresholds)
         self.bad = bad or {}
+        index = torch.tensor([i for i in range(len(probabilities)) if i not in self.bad])
+        logits = probabilities.logit() if thresholds else probabilities.log()
+        bad_images = sorted(self.bad.items())
+        self.outputs = Outputs(index.long(), logits[index.long()], torch.empty(0), bad_images)
 
     def predict_step(self, batch: Tensor, _: int) -> dict[str, Any]:
         good = [i for i in batch.tolist() if i not in self.bad]
@@ -65,7 +72,8 @@ class Network(pl.LightningModule):
             "bad": [(i, self.bad[i]) for i in batch.tolist() if i in self.bad],
         }
 
-    test_step = predict_step
+    def test_step(self, batch: Tensor, _: int) -> None:
+        pass
 
 
 class Images(pl.LightningDataModule):
@@ -127,7 +135,7 @@ LABELS = st.text(
 
 
 def write_damaged_images_last(monkeypatch):
-    monkeypatch.setattr(predictions, "sorted", list, raising=False)
+    monkeypatch.setattr(predictions, "merge", lambda good, bad, key: chain(good, bad))
 
 
 @promise("each-image-once", controls=[write_damaged_images_last])
@@ -157,11 +165,12 @@ def test_test_predictions_csv_is_read_as_it_was_written(paths, names, num_bad, h
         targets = ClassIndex(labels, num_classes)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(folder, "test", Path(folder))
-        writer = PredictionWriter(run)
+        writer = AnswersWriter(run)
         trainer(Path(folder), writer).test(network, Images(paths, targets), verbose=False)
-        assert [row["path"] for row in read(writer.target)] == paths
+        target = Path(folder) / "test_predictions.csv"
+        assert [row["path"] for row in read(target)] == paths
         reader = read_label_answers if has_several else read_answers
-        answers = reader(writer.target, names)
+        answers = reader(target, names)
     good = [i for i in range(num) if i not in bad]
     assert answers.paths == [paths[i] for i in good]
     assert answers.unread == [paths[i] for i in sorted(bad)]
@@ -176,13 +185,14 @@ def test_test_predictions_csv_is_read_as_it_was_written(paths, names, num_bad, h
 
 def test_test_predictions_of_very_many_classes_have_the_best_five(tmp_path):
     names = [f"class {i}" for i in range(60)]
-    writer = PredictionWriter(Run(tmp_path, "test", tmp_path))
+    writer = AnswersWriter(Run(tmp_path, "test", tmp_path))
     targets = ClassIndex(np.array([7]), 60)
     network = Network(drawn(1, 60), names)
     trainer(tmp_path, writer).test(network, Images(["x.png"], targets), verbose=False)
-    (row,) = read(writer.target)
+    target = tmp_path / "test_predictions.csv"
+    (row,) = read(target)
     assert "class_5" in row and "class_6" not in row and "p_class 1" not in row
-    assert read_answers(writer.target, names).probabilities is None
+    assert read_answers(target, names).probabilities is None
 
 
 # The columns of predictions

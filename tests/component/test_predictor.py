@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from finetune import Classifier
 from finetune.api.loaded_model import load
 from finetune.data.decode import decode
-from finetune.inference.calibrated_head import calibrated_head, without_scaling
+from finetune.inference.calibrated_head import calibrated_head
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.exported_network import ExportedNetwork
 from finetune.inference.exporters import WRITERS
@@ -29,7 +29,6 @@ from finetune.inference.tta import AverageFlip
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import packed
 from finetune.training.calibration import Calibration
-from finetune.training.multilabel_calibration import MultilabelCalibration
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +83,7 @@ def test_predictions_on_a_gpu(checkpoint, precision, colours):
 def exported(path: Path, kind: str) -> Path:
     """What `finetune export` would write of a checkpoint if it did not compare both."""
     predictor, target = Predictor(path), path.with_suffix(f".{kind}")
-    module = EndToEnd(predictor.model, Calibration()).eval()
+    module = EndToEnd(predictor.model, Calibration.unfitted("single", 3)).eval()
     WRITERS[kind][1](module, predictor.image_size, packed(read_checkpoint(path)), target)
     return target
 
@@ -214,16 +213,17 @@ def test_commands_take_tta_flip(colours, cli, tmp_path: Path):
     cli("validate", "runs/fit/version_0", "--tta", "flip")
 
 
-OF_LABELS = MultilabelCalibration((0.5, 3.0, 1.0), (0.25, -2.0, 0.0), (0.4, 0.5, 0.6))
+OF_CLASSES = Calibration("single", (2.7,), (0.0,), num_images=50)
+OF_LABELS = Calibration("several", (0.5, 3.0, 1.0), (0.25, -2.0, 0.0), (0.4, 0.5, 0.6))
 
 
-@pytest.mark.parametrize("calibration", [Calibration(0.37, 50), OF_LABELS])
+@pytest.mark.parametrize("calibration", [OF_CLASSES, OF_LABELS])
 def test_a_calibrated_head_gives_calibrated_logits(calibration):
     torch.manual_seed(0)
     features = torch.randn(20, 8, dtype=torch.float64)
     weight = torch.randn(3, 8, dtype=torch.float64)
     bias = torch.randn(3, dtype=torch.float64)
-    plain = without_scaling(calibration)
+    plain = calibration.without_scaling()
     expected = calibration.probabilities(linear(features, weight, bias))
     actual = plain.probabilities(linear(features, *calibrated_head(weight, bias, calibration)))
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=0)

@@ -59,7 +59,9 @@ def module(name: str) -> EndToEnd:
         network.train()(torch.randn(16, 3, 64, 64))
     full = FULL_NAMES.get(name, name)
     mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in normalization(full))
-    return EndToEnd(ImageClassifier(network, mean, std), Calibration(1.5)).eval()
+    return EndToEnd(
+        ImageClassifier(network, mean, std), Calibration("single", (1 / 1.5,), (0.0,))
+    ).eval()
 
 
 def onnx_run(full: EndToEnd, size: int, folder: Path) -> Run:
@@ -151,18 +153,14 @@ def test_a_temperature_and_a_threshold(two, cli, tmp_path):
     cli("fit", two, *QUICKEST, "--data.val_fraction", 0.4, "--threshold", "recall:0.9:green")
     scramble(Path(BEST))  # or all images would be ties
     calibration = Predictor(BEST).calibration
-    assert (
-        calibration.temperature != 1
-        and calibration.choice is not None
-        and calibration.choice.value is not None
-    )
+    (threshold,) = calibration.thresholds
+    assert calibration.temperature != 1
     cli("export", BEST, "--output", "some.onnx", "--verify_on", two / "test")
     about = json.loads(Path("some.onnx.json").read_text())
     assert about["temperature"] == calibration.temperature
-    assert (
-        about["calibration"] == calibration.as_plain()
-        and about["calibration"]["threshold"]["positive"] == 1
-    )
+    assert about["calibration"] == calibration.as_plain()
+    assert about["calibration"]["aim"]["positive"] == 1
+    assert about["calibration"]["thresholds"] == [threshold]
     for name, path in (("own", BEST), ("file", "some.onnx")):
         cli("predict", path, two / "test", "--output", f"{name}.csv")
     own, file = (
@@ -176,7 +174,5 @@ def test_a_temperature_and_a_threshold(two, cli, tmp_path):
         image = prepare(decode(row["path"]))
         green = session.run(["probabilities"], {"images": image[None]})[0][0][1]
         assert float(green) == pytest.approx(float(row["p_green"]), abs=1e-5)
-        says = "green" if green >= about["calibration"]["threshold"]["value"] else "blue"
-        assert (
-            says == row["class"] or abs(green - about["calibration"]["threshold"]["value"]) < 1e-5
-        )
+        says = "green" if green >= threshold else "blue"
+        assert says == row["class"] or abs(green - threshold) < 1e-5

@@ -25,6 +25,7 @@ from finetune.data.decode import decode
 from finetune.inference import export_check
 from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.training.calibration import Calibration
 
 TEMPERATURE = 0.25
 GUIDE = (Path(__file__).parents[2] / "docs/export.md").read_text("utf-8")
@@ -39,11 +40,8 @@ def checkpoint(fitted_runs, tmp_path_factory) -> Path:
     path = Path(shutil.copy(fitted_runs.single / "checkpoints/best.ckpt", folder / "some.ckpt"))
     scramble(path)
     known = torch.load(path, weights_only=True)
-    known["finetune"]["calibration"] = {
-        "temperature": TEMPERATURE,
-        "num_pictures": 7,
-        "threshold": None,
-    }
+    calibration = Calibration("single", (1 / TEMPERATURE,), (0.0,), num_images=7)
+    known["finetune"]["calibration"] = calibration.as_plain()
     torch.save(known, path)
     return path
 

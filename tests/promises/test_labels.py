@@ -252,7 +252,7 @@ def fitted(request: pytest.FixtureRequest, place: Path) -> tuple[str, Classifier
     kind, members = request.param
     images = data(place, kind, CLASSES[kind], val_fraction=0.4)
     model = classifier(images, members=members, optimizer=lambda p: torch.optim.AdamW(p, lr=3e-3))
-    model.calibrator.aim = model.task.parse_aim(AIMS[kind])
+    model.aim = model.task.parse_aim(AIMS[kind])
     path = place / f"{kind}{members}.ckpt"
     fit(model, images, max_epochs=3).save_checkpoint(path)
     return kind, model, path
@@ -266,7 +266,7 @@ def test_a_checkpoint_predicts_by_the_calibration_of_its_own_validation_images(f
     assert found == model.calibration and found.num_images == len(val)
     logits = model.eval()(torch.cat([batch["image"] for batch in images.loader("val")])).detach()
     labels = torch.from_numpy(val.targets.labels)
-    expected = model.task.fit_calibration(logits, labels, found.aim)
+    expected = calibration.fit_calibration(logits, labels, found.aim)
     if kind == "single":
         # Batch norm is fused into convolutions in a fit's validation: logits differ by rounding.
         assert found.temperature == pytest.approx(expected.temperature, rel=1e-4)
@@ -284,7 +284,7 @@ def test_a_checkpoint_predicts_by_the_calibration_of_its_own_validation_images(f
     before = tested["test/calibration_error_before_scaling"]
     assert tested["test/calibration_error"] != before
     if kind == "single":  # decided by the threshold of green
-        is_green = p[:, 1] >= found.choice.value
+        is_green = p[:, 1] >= found.thresholds[0]
         assert [images.class_names[k] for k in predictor.decide(p)] == [
             images.class_names[int(each)] for each in is_green
         ]

@@ -64,10 +64,10 @@ def test_a_checkpoint_alone_says_the_mean_of_its_members(folder, colours):
         )
         with torch.no_grad():
             each.append(member(x).double())
-    temperature = checkpoint["finetune"]["calibration"]["temperature"]
+    (scale,) = checkpoint["finetune"]["calibration"]["scale"]
 
     def of(logits: torch.Tensor) -> np.ndarray:
-        return (logits / temperature).softmax(1).numpy()
+        return (logits * scale).softmax(1).numpy()
 
     mean = torch.stack(each).softmax(2).mean(0)
     # float32's rounding, of logits that the temperature makes no larger than some tens.

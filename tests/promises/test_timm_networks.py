@@ -142,7 +142,7 @@ def test_timm_alone_predicts_from_the_folder_that_is_written_for_it(
     colours, fitted, cli, no_network, tmp_path, capsys
 ):
     checkpoint = torch.load(fitted / "checkpoints/best.ckpt", weights_only=True)
-    checkpoint["finetune"]["calibration"]["temperature"] = 0.5
+    checkpoint["finetune"]["calibration"]["scale"] = [2.0]
     torch.save(checkpoint, fitted / "checkpoints/best.ckpt")
     Path("mushrooms").mkdir()
     Path("mushrooms/README.md").write_text("mine")
@@ -187,7 +187,7 @@ def test_timm_alone_predicts_from_the_folder_that_is_written_for_it(
 @control("timm")
 def test_a_folder_for_timm_that_predicts_otherwise_is_discarded(fitted, cli, monkeypatch):
     checkpoint = torch.load(fitted / "checkpoints/best.ckpt", weights_only=True)
-    checkpoint["finetune"]["calibration"]["temperature"] = 0.5
+    checkpoint["finetune"]["calibration"]["scale"] = [2.0]
     torch.save(checkpoint, fitted / "checkpoints/best.ckpt")
     monkeypatch.setattr(timm_folder, "_put_calibration_into_head", lambda network, predictor: None)
     with pytest.raises(ValueError, match="was discarded"):

@@ -361,7 +361,7 @@ def calibrated() -> dict[str, Any]:
     data = images("two", 4, val_fraction=0.3)
     pl.seed_everything(1, verbose=False)
     model = classifier(data, small, optimizer=lambda p: torch.optim.SGD(p, lr=0.3))
-    model.calibrator.aim = parse_aim("f1", data.class_names)
+    model.aim = parse_aim("f1", data.class_names)
     trainer(precision="64-true", max_epochs=2).fit(model, datamodule=data)
     return model.calibration.as_plain() or {}
 
@@ -431,14 +431,9 @@ def own_statistics() -> Any:
     return patch("finetune.training.classifier.share_statistics", lambda *_: None)
 
 
-def own_features() -> Any:
-    """Rank 0 fits the head on the images of its own share, and the others take that."""
-    return patch("finetune.features.linear_probe.dist.gather_object", lambda *_, **__: None)
-
-
-def own_measures() -> Any:
-    """Each device fits the temperature, or counts the labels, of its own share."""
-    return patch.multiple("torchmetrics.Metric", _sync_dist=lambda *_, **__: None)
+def own_share() -> Any:
+    """Rank 0 fits the head, or measures, on the images of its own share, and the others take that."""
+    return patch("finetune.distributed.collectives.dist.gather_object", lambda *_, **__: None)
 
 
 @contextmanager
@@ -530,12 +525,12 @@ CONTROLS: dict[str, Scenario] = {
     "control_sum": under(summed_gradients, partial(trained, "small_float64")),
     "control_own_statistics": under(own_statistics, partial(trained, "trained_batch_norm")),
     "control_members": under(own_statistics, partial(trained, "members")),
-    "control_own_features": under(own_features, partial(trained, "solved_head")),
+    "control_own_features": under(own_share, partial(trained, "solved_head")),
     "control_means": under(own_means, partial(trained, "balanced")),
     "control_weighted_means": under(own_means, partial(trained, "weighted")),
     "control_label_means": under(own_means, partial(trained, "labels")),
-    "control_own_temperature": under(own_measures, calibrated),
-    "control_own_labels": under(own_measures, measured_labels),
+    "control_own_temperature": under(own_share, calibrated),
+    "control_own_labels": under(own_share, measured_labels),
     "control_bf16": partial(step_under_bf16, 2, are_shared=False),
     "control_padding": padded,
     "control_seeds": under(seeds_of_ranks, partial(trained, "noisy")),

@@ -16,6 +16,7 @@ CALIBRATION = {
     "thresholds": THRESHOLDS,
     "num_pictures": 40,
     "aim": None,
+    "reached": None,
     "unreached": [],
 }
 

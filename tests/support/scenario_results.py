@@ -1,5 +1,6 @@
 """The training setup and the results of scenarios in several processes."""
 
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,17 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     """Largest difference between two networks' weights."""
     assert a.keys() == b.keys()
     return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def is_close(a: Any, b: Any) -> bool:
+    """Up to the rounding of float64, which differs with the number of images in a batch. Whole numbers are equal."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(is_close(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(is_close, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-10, abs_tol=1e-10)
+    return bool(a == b)
 
 
 def is_same(a: Any, b: Any) -> bool:

@@ -9,6 +9,7 @@ import torch
 from data_files import read
 
 from finetune import Classifier, ImageFolderData
+from finetune.training.calibration import Calibration
 
 # One rate: a run of two epochs equals one of one epoch that is continued.
 SMALL = {"backbone": "mobilenet_v3_small", "weights": None, "scheduler": None}
@@ -55,6 +56,7 @@ def write_checkpoints(folder: Path, colours: Path, backbone: str, image_size: in
     shutil.copy(folder / "plain.ckpt", folder / "calibrated.ckpt")
     scramble(folder / "calibrated.ckpt")
     known = torch.load(folder / "calibrated.ckpt", weights_only=True)
-    known["finetune"]["calibration"] = {"temperature": 0.25, "num_pictures": 7, "threshold": None}
+    calibration = Calibration("single", scale=(4.0,), bias=(0.0,), num_images=7)
+    known["finetune"]["calibration"] = calibration.as_plain()
     torch.save(known, folder / "calibrated.ckpt")
     return folder

@@ -26,7 +26,7 @@ class Tiny(pl.LightningModule):
 
     class_names = ("a", "b")
     counts: ClassVar[dict[str, Any]] = {"confusion_matrix": ((3, 1), (0, 4))}
-    calibration = Calibration()
+    calibration = Calibration.unfitted("single", 2)
     interpolation = None
     task = SingleLabel(("a", "b"))
 

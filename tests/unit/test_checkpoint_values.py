@@ -123,7 +123,7 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
         {**SEEN, "val": NAMES[None]},
         {**SEEN, "other": NAMES},
     ],
-    (OURS, "train_metrics"): [{"restore": {}}, {"train_loss": {"forward": torch.zeros(())}}],
+    (OURS, "train_metrics"): [{}, torch.zeros(4), torch.zeros(5, dtype=torch.float64)],
     (OURS, "exported"): ["/some/other.onnx"],
     ("callbacks", "Checkpoints"): [{"highest": 2.0}, {"highest": None, "run": "x"}, {"limits": 3}],
     ("callbacks", "EarlyStopping{'monitor': 'x'}"): [{}, {"wait_count": "3", "patience": 1}],

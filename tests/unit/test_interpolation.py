@@ -91,7 +91,7 @@ def settled(kind: str, start: dict[str, Tensor], end: dict[str, Tensor]):
         model,
         start=start,
         end=end,
-        batches=[{"image": IMAGES, "label": LABELS[kind]}],
+        batches=[{"image": IMAGES, "label": LABELS[kind], "index": torch.arange(60), "bad": []}],
         shares=(0.0, 1.0),
         aim=model.task.parse_aim(AIMS[kind]),
     )

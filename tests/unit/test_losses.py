@@ -1,7 +1,6 @@
 """The losses of one label and of several labels an image, compared with torch's own."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from finetune.training.initial_weights import balanced_weights
-from finetune.training.loss import loss_sum, target_of
-from finetune.training.multilabel_loss import (
+from finetune.training.loss import (
     balanced_positive_weights,
-    multilabel_loss_sum,
-    multilabel_losses,
-    multilabel_target,
+    balanced_weights,
+    loss_sum,
+    losses_of,
+    target_of,
 )
 
 CLASS_WEIGHT = torch.tensor([0.5, 1.0, 2.0, 30.0], dtype=torch.float64)
@@ -32,16 +30,7 @@ def binary_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Te
     return nn.BCEWithLogitsLoss(pos_weight=CLASS_WEIGHT)(logits, labels)
 
 
-class Kind(NamedTuple):
-    loss_sum: Callable[..., Tensor]
-    target: Callable[[dict[str, Any]], Any]
-    torch_mean: Callable[[Tensor, Tensor, float], Tensor]
-
-
-KINDS = {
-    "single": Kind(loss_sum, target_of, cross_entropy),
-    "several": Kind(multilabel_loss_sum, multilabel_target, binary_cross_entropy),
-}
+KINDS = {"single": cross_entropy, "several": binary_cross_entropy}
 
 
 def drawn(kind: str, seed: int, num: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,9 +44,9 @@ def drawn(kind: str, seed: int, num: int) -> tuple[Tensor, Tensor, Tensor]:
     return logits.requires_grad_(), *both
 
 
-def mean(kind: str, logits: Tensor, batch: dict[str, Any], smoothing: float = 0.0) -> Tensor:
-    target = KINDS[kind].target(batch)
-    summed = KINDS[kind].loss_sum(logits, target, CLASS_WEIGHT, smoothing)
+def mean(logits: Tensor, batch: dict[str, Any], smoothing: float = 0.0) -> Tensor:
+    target = target_of(batch)
+    summed = loss_sum(logits, target, CLASS_WEIGHT, smoothing)
     return summed / target.weight(CLASS_WEIGHT)
 
 
@@ -94,16 +83,16 @@ def test_the_mean_loss_is_torch_s_of_as_many_copies(
         batch["weight"] = weights.float()
     if is_weighted and is_mixed:
         batch["partner_weight"] = partner_weights.float()
-    loss = mean(kind, logits, batch, smoothing)
+    loss = mean(logits, batch, smoothing)
     (gradient,) = torch.autograd.grad(loss, logits)
     if not copies.any():
         # not 0 / 0: the weight is above 0, and too small to change a sum
-        weight = KINDS[kind].target(batch).weight(CLASS_WEIGHT)
+        weight = target_of(batch).weight(CLASS_WEIGHT)
         assert loss == 0 and not gradient.any() and weight > 0 and weight + 1e-9 == 1e-9
         return
     repeated = torch.cat([logits, logits]).repeat_interleave(copies, dim=0)
     wanted = torch.cat([labels, partners]).repeat_interleave(copies, dim=0)
-    expected = KINDS[kind].torch_mean(repeated, wanted, smoothing)
+    expected = KINDS[kind](repeated, wanted, smoothing)
     # the shares and weights are float32
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-12)
     (reference,) = torch.autograd.grad(expected, logits)
@@ -114,13 +103,13 @@ def test_the_mean_loss_is_torch_s_of_as_many_copies(
 def test_parts_of_a_batch_add_up_and_one_may_be_empty(kind):
     """Devices have unequal parts of a batch, and some have none."""
     logits, labels, _ = drawn(kind, 0, 6)
-    target = KINDS[kind].target({"label": labels})
+    target = target_of({"label": labels})
     sums, weights = [], []
     for rows in (slice(0, 2), slice(2, 6), slice(6, 6)):
-        part = KINDS[kind].target({"label": labels[rows]})
-        sums.append(KINDS[kind].loss_sum(logits[rows], part, CLASS_WEIGHT, 0.1))
+        part = target_of({"label": labels[rows]})
+        sums.append(loss_sum(logits[rows], part, CLASS_WEIGHT, 0.1))
         weights.append(part.weight(CLASS_WEIGHT))
-    whole = KINDS[kind].loss_sum(logits, target, CLASS_WEIGHT, 0.1)
+    whole = loss_sum(logits, target, CLASS_WEIGHT, 0.1)
     torch.testing.assert_close(sum(sums), whole)
     assert sum(weights) == target.weight(CLASS_WEIGHT) and weights[2] == 0
 
@@ -128,8 +117,8 @@ def test_parts_of_a_batch_add_up_and_one_may_be_empty(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_of_an_ensemble_is_the_mean_over_its_networks(kind):
     logits, labels, _ = drawn(kind, 0, 6)
-    each = [mean(kind, own, {"label": labels}) for own in (logits, logits.flip(0))]
-    found = mean(kind, torch.stack([logits, logits.flip(0)]), {"label": labels})
+    each = [mean(own, {"label": labels}) for own in (logits, logits.flip(0))]
+    found = mean(torch.stack([logits, logits.flip(0)]), {"label": labels})
     torch.testing.assert_close(found, sum(each) / 2)
 
 
@@ -140,10 +129,10 @@ def test_half_precision_counts_every_image(kind, dtype):
     labels = torch.zeros(num, dtype=torch.long) if kind == "single" else torch.zeros(num, 3)
     weight = torch.ones(3, dtype=dtype)
     half = torch.tensor([[0.0, 1.0, 2.0]], dtype=dtype).expand(num, 3)
-    target = KINDS[kind].target({"label": labels})
+    target = target_of({"label": labels})
     assert float(target.weight(weight)) == num
-    loss = KINDS[kind].loss_sum(half, target, weight, 0.0)
-    expected = KINDS[kind].loss_sum(half.float(), target, weight.float(), 0.0)
+    loss = loss_sum(half, target, weight, 0.0)
+    expected = loss_sum(half.float(), target, weight.float(), 0.0)
     torch.testing.assert_close(loss, expected)
     assert loss.dtype == torch.float32
     assert float(weight[torch.zeros(num, dtype=torch.long)].sum()) != num  # the control
@@ -152,10 +141,10 @@ def test_half_precision_counts_every_image(kind, dtype):
 def test_losses_of_images_with_several_labels_are_those_of_torch():
     logits, labels, _ = drawn("several", 0, 6)
     each = nn.BCEWithLogitsLoss(reduction="none")(logits, labels.double()).mean(dim=1)
-    torch.testing.assert_close(multilabel_losses(logits.sigmoid(), labels), each)
+    torch.testing.assert_close(losses_of(logits.sigmoid(), labels), each)
     sure = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    assert multilabel_losses(sure, sure).item() == 0
-    assert 100 < multilabel_losses(sure, 1 - sure).item() < 1000  # finite
+    assert losses_of(sure, sure).item() == 0
+    assert 100 < losses_of(sure, 1 - sure).item() < 1000  # finite
 
 
 COUNTS = st.lists(st.integers(0, 20), min_size=1, max_size=6)

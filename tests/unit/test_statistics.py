@@ -3,20 +3,24 @@
 import numpy as np
 import pytest
 from drawn_scores import draw, mean_precision
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from promise import control, promise
 from scipy.stats import binomtest
 from sklearn.metrics import average_precision_score, precision_recall_curve
 
-from finetune.runs import bootstrap, statistics
+from finetune.features.average_precision import (
+    average_precision,
+    mean_average_precision,
+    sampled_average_precision,
+)
+from finetune.runs import statistics
 from finetune.runs.best_epoch import (
     chosen_epoch,
     lowest_acceptable,
     num_trials_of_labels,
     standard_error,
 )
-from finetune.runs.bootstrap import bootstrap_interval
 from finetune.runs.outcome import label_rows, label_trials, num_in_split, outcome_line
 from finetune.runs.statistics import (
     accuracy_line,
@@ -29,6 +33,8 @@ from finetune.runs.statistics import (
     unscaled,
     wilson,
 )
+from finetune.training import measure
+from finetune.training.measure import bootstrap_interval
 
 COUNTS = st.integers(0, 10_000)
 
@@ -140,24 +146,26 @@ def test_the_trials_of_several_labels_give_the_standard_error_of_a_mean_of_share
 
 
 def value_of(labels: np.ndarray, scores: np.ndarray) -> float:
-    ordered = np.take_along_axis(labels, np.argsort(-scores, axis=0), 0)
-    return bootstrap.mean_precision(ordered, np.ones(labels.shape))
+    return mean_average_precision(average_precision(scores, labels))
 
 
-def test_the_mean_average_precision_of_a_sample_is_scikit_learns():
-    rng = np.random.default_rng(1)
-    labels, scores = draw(rng, 141, np.array([0.1, 0.3, 0.5]))
-    orders = np.argsort(-scores, axis=0)
-    ordered = np.take_along_axis(labels, orders, 0)
-    chosen = rng.integers(141, size=141)
-    weights = np.bincount(chosen, minlength=141)
-    expected = average_precision_score(labels[chosen], scores[chosen])
-    assert bootstrap.mean_precision(ordered, weights[orders]) == pytest.approx(expected)
-    # a label without images does not count
-    ordered[:, 0] = False
-    assert bootstrap.mean_precision(ordered, weights[orders]) == pytest.approx(
-        average_precision_score(labels[chosen][:, 1:], scores[chosen][:, 1:])
-    )
+@settings(max_examples=30)
+@given(num=st.integers(1, 60), digits=st.integers(0, 3), seed=st.integers(0, 2**32))
+def test_the_average_precision_of_images_and_of_samples_is_scikit_learns(num, digits, seed):
+    rng = np.random.default_rng(seed)
+    labels, scores = draw(rng, num, np.array([0.1, 0.3, 0.9]))
+    scores = scores.round(digits)  # many are equal
+    samples = [np.arange(num), *rng.integers(num, size=(3, num))]
+    counts = np.stack([np.bincount(chosen, minlength=num) for chosen in samples])
+    found = sampled_average_precision(scores, labels, counts)
+    for chosen, each in zip(samples, found, strict=True):
+        for k in range(3):
+            if not labels[chosen, k].any():  # a label without images does not count
+                assert np.isnan(each[k])
+                continue
+            expected = average_precision_score(labels[chosen, k], scores[chosen, k])
+            assert each[k] == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_array_equal(found[0], average_precision(scores, labels))
 
 
 @promise("interval")
@@ -168,7 +176,7 @@ def test_the_mean_average_precision_of_a_sample_is_scikit_learns():
     ids=["two images of each label", "labels that occur together", "independent labels"],
 )
 def test_the_interval_of_a_map_covers_the_true_value(monkeypatch, num, share, shared):
-    monkeypatch.setattr(bootstrap, "_MAX_SAMPLES", 100)  # a tenth of the time
+    monkeypatch.setattr(measure, "_MAX_SAMPLES", 100)  # a tenth of the time
     rng = np.random.default_rng(0)
     shares = np.full(10, share)
     truth = np.mean([mean_precision(*draw(rng, 20_000, shares, shared)) for _ in range(2)])

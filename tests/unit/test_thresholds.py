@@ -10,19 +10,8 @@ from sklearn.metrics import f1_score, precision_score, recall_score
 from torch import Tensor
 
 from finetune.system.messages import WrongUsage
-from finetune.training.multilabel_calibration import (
-    LEAST_TO_CHOOSE,
-    MultilabelCalibration,
-    fit_multilabel_calibration,
-)
-from finetune.training.threshold import (
-    Aim,
-    Choice,
-    LabelAim,
-    choose,
-    parse_aim,
-    parse_label_aim,
-)
+from finetune.training.calibration import LEAST_TO_CHOOSE, Calibration, fit_calibration
+from finetune.training.threshold import Aim, Choice, choose, parse_aim, parse_label_aim
 
 
 def measured(p: np.ndarray, is_positive: np.ndarray, threshold: float) -> dict[str, float]:
@@ -92,8 +81,8 @@ def test_aims_as_threshold_takes_them():
     assert parse_aim("recall:.99:hotdog", NAMES) == ("recall", 0.99, 0)
     assert parse_aim("recall:1:not-hotdog", NAMES) == ("recall", 1.0, 1)
     assert parse_aim("recall:0.9:a:b", ["a", "a:b"]) == ("recall", 0.9, 1)  # a colon in a name
-    assert parse_label_aim("recall:0.95") == LabelAim("recall", 0.95)
-    assert parse_label_aim("f1") == LabelAim("f1")
+    assert parse_label_aim("recall:0.95") == Aim("recall", 0.95)
+    assert parse_label_aim("f1") == Aim("f1")
 
 
 WRONG = ["", "F1", "precision", "precision:1.5", "precision:0"]
@@ -122,8 +111,8 @@ def drawn() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(logits), torch.from_numpy(labels.astype(np.float32))
 
 
-def fitted(logits: Tensor, labels: Tensor, aim: LabelAim | None = None) -> MultilabelCalibration:
-    return fit_multilabel_calibration(logits, labels, aim)
+def fitted(logits: Tensor, labels: Tensor, aim: Aim | None = None) -> Calibration:
+    return fit_calibration(logits, labels, aim)
 
 
 GRID = np.linspace(0, 1, 40)  # quantiles
@@ -137,15 +126,14 @@ def test_the_default_threshold_of_a_label_has_the_highest_f1():
     for k in range(4):
         y = labels[:, k].numpy()
         best = max(f1_score(y, p[:, k] >= t) for t in np.quantile(p[:, k], GRID))
-        # thresholds within a bin are not candidates
-        assert f1_score(y, predicted[:, k]) >= best - 5e-3
+        assert f1_score(y, predicted[:, k]) >= best
     half = f1_score(labels[:, 3].numpy(), p[:, 3] >= 0.5)
     assert f1_score(labels[:, 3].numpy(), predicted[:, 3]) > half + 0.05  # control
 
 
 def test_a_threshold_of_each_label_reaches_the_recall_with_the_highest_precision():
     logits, labels = drawn()
-    calibration = fitted(logits, labels, LabelAim("recall", 0.95))
+    calibration = fitted(logits, labels, Aim("recall", 0.95))
     p = calibration.probabilities(logits).numpy()
     predicted = calibration.decide(torch.from_numpy(p)).numpy()
     for k in range(4):
@@ -154,14 +142,14 @@ def test_a_threshold_of_each_label_reaches_the_recall_with_the_highest_precision
         tried = np.quantile(p[:, k], GRID)
         enough = [t for t in tried if recall_score(y, p[:, k] >= t) >= 0.95]
         best = max(precision_score(y, p[:, k] >= t) for t in enough)
-        assert precision_score(y, predicted[:, k]) >= best - 5e-3
+        assert precision_score(y, predicted[:, k]) >= best
     assert calibration.unreached == () and calibration.describe_unreached_aim("abcd") == ""
 
 
 def test_labels_whose_aim_is_not_reached_are_named():
     logits, labels = drawn()
     logits[:, 3] = 0.0
-    calibration = fitted(logits, labels, LabelAim("precision", 0.9))
+    calibration = fitted(logits, labels, Aim("precision", 0.9))
     assert calibration.unreached == (3,)
     assert calibration.thresholds[3] == fitted(logits, labels).thresholds[3]
     named = calibration.describe_unreached_aim("abcd")
@@ -172,9 +160,9 @@ def test_labels_whose_aim_is_not_reached_are_named():
     labels[:6, 0] = 1
     logits[:, 0] = -6.0
     logits[:6, 0] = 6.0
-    assert fitted(logits, labels, LabelAim("recall", 0.9)).unreached == ()  # the control
+    assert fitted(logits, labels, Aim("recall", 0.9)).unreached == ()  # the control
     logits[:2, 0] = -9.0
-    calibration = fitted(logits, labels, LabelAim("recall", 0.9))
+    calibration = fitted(logits, labels, Aim("recall", 0.9))
     decided = calibration.decide(calibration.probabilities(logits))[:, 0].numpy()
     assert recall_score(labels[:, 0].numpy(), decided) == pytest.approx(4 / 6)
     assert calibration.unreached == (0,)
@@ -191,4 +179,4 @@ def test_labels_with_few_images_share_the_best_common_threshold():
     p = calibration.probabilities(logits).flatten()
     y = labels.flatten().numpy()
     found = f1_score(y, (p >= calibration.thresholds[2]).numpy())
-    assert found >= max(f1_score(y, (p >= t).numpy()) for t in np.linspace(0.02, 0.98, 49)) - 2e-3
+    assert found >= max(f1_score(y, (p >= t).numpy()) for t in np.linspace(0.02, 0.98, 49))

@@ -1,0 +1,263 @@
+"""What is measured of a split, from the outputs for its images. One process computes it, in float64.
+
+Metrics have the definitions of scikit-learn, with two exceptions: a class or label without images has no recall and no
+part in a mean, and one that is never predicted has no precision. There scikit-learn and torchmetrics count 0.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from finetune.features.average_precision import (
+    average_precision,
+    mean_average_precision,
+    sampled_average_precision,
+)
+from finetune.runs.best_epoch import num_trials_of_labels
+from finetune.runs.outcome import INTERVAL
+from finetune.runs.statistics import wilson
+from finetune.training.calibration import Calibration
+from finetune.training.loss import Target
+from finetune.training.outputs import Outputs
+
+# Shapes: N images, K classes or labels.
+
+# Of the probability, for calibration errors. As in torchmetrics they are [0, 1/15), …, [14/15, 1), and one for 1.
+_EDGES = torch.linspace(0, 1, 16).numpy()
+_CHUNK = 2**22  # logits that are converted to float64 at once: 32 MB
+# of the bootstrap
+_MAX_SAMPLES = 200
+_MIN_SAMPLES = 30
+_MAX_SCORES = 20_000_000  # of all samples together: about a second
+_EDGE = 1e-3  # the corrected value stays this far from 0 and 1
+
+Array = np.ndarray
+Measured = tuple[dict[str, float], dict[str, Any]]
+
+
+def measure(
+    outputs: Outputs, task: Any, calibration: Calibration, class_weight: Tensor, has_interval: bool
+) -> Measured:
+    """Return the metrics of a split by name, and the sums and tables behind them.
+
+    The loss and average precisions are those of the uncalibrated logits. Predicted classes or labels and
+    `calibration_error` are those of the calibration, and `calibration_error_before_scaling` is that of the uncalibrated
+    probabilities. `loss_weight` is the sum of the weights of the images in the loss. The other tables are those of
+    `measure_classes` or `measure_labels`.
+
+    Args:
+        outputs: The outputs for the images, of which there is at least one.
+        task: The `Task`.
+        calibration: How logits become probabilities and decisions.
+        class_weight: The weights of the loss, (K,).
+        has_interval: Of several labels, whether to compute the interval of the mean average precision, about a second.
+    """
+    loss = 0.0
+    weight = 0.0
+    for logits, labels in _chunks(outputs):
+        target = Target(labels)  # each image counts once
+        loss += float(task.loss_sum(logits, target, class_weight.cpu().double()))
+        weight += float(target.weight(class_weight.cpu().double()))
+    if task.label_kind == "single":
+        values, tables = _of_classes(outputs, task.class_names, calibration)
+    else:
+        values, tables = _of_labels(outputs, task.class_names, calibration, has_interval)
+    return {"loss": loss / weight, **values}, {**tables, "loss_weight": weight}
+
+
+def _chunks(outputs: Outputs) -> zip:
+    """Return the logits in float64 and the labels of some images at a time."""
+    num = max(1, _CHUNK // outputs.logits.shape[1])
+    logits = (part.double() for part in outputs.logits.split(num))
+    return zip(logits, outputs.labels.split(num), strict=True)
+
+
+def _of_classes(outputs: Outputs, names: Sequence[str], calibration: Calibration) -> Measured:
+    before = Calibration.unfitted("single", len(names))
+    columns = []
+    for logits, _ in _chunks(outputs):
+        probabilities = calibration.probabilities(logits)
+        both = (probabilities, before.probabilities(logits))
+        of_each = [value.numpy() for each in both for value in each.max(dim=1)]
+        columns.append([calibration.decide(probabilities).numpy(), *of_each])
+    predicted, confidence, top, raw, raw_top = map(np.concatenate, zip(*columns, strict=True))
+    labels = outputs.labels.numpy()
+    confusion = np.bincount(labels * len(names) + predicted, minlength=len(names) ** 2)
+    values, tables = measure_classes(confusion.reshape(len(names), -1), names)
+    values["calibration_error"] = calibration_error(confidence, top == labels)
+    if calibration.num_images:
+        values["calibration_error_before_scaling"] = calibration_error(raw, raw_top == labels)
+    return values, tables
+
+
+def measure_classes(confusion: Array, names: Sequence[str]) -> Measured:
+    """Return the metrics of images of one class each, and `confusion_matrix`.
+
+    The macro F1 is the mean over the classes with images.
+
+    Args:
+        confusion: The confusion matrix, (K, K). Rows are the true classes.
+        names: The classes.
+    """
+    right = confusion.diagonal()
+    actual = confusion.sum(axis=1)
+    predicted = confusion.sum(axis=0)
+    f1 = _share(2 * right, actual + predicted)
+    values = {
+        "accuracy": float(right.sum() / confusion.sum()),
+        "f1": float(f1[actual > 0].mean()),
+        **_by_name("precision", _share(right, predicted), names),
+        **_by_name("recall", _share(right, actual), names),
+    }
+    return values, {"confusion_matrix": confusion.tolist()}
+
+
+def _of_labels(
+    outputs: Outputs, names: Sequence[str], calibration: Calibration, has_interval: bool
+) -> Measured:
+    probabilities = calibration.probabilities(outputs.logits)
+    decided = calibration.decide(probabilities).numpy()
+    labels = outputs.labels.numpy() > 0
+    scores = outputs.logits.double().numpy()
+    found = measure_labels(scores, probabilities.numpy(), labels, decided, names, has_interval)
+    values, tables = found
+    if calibration.num_images:
+        before = Calibration.unfitted("several", len(names)).probabilities(outputs.logits).numpy()
+        name = "calibration_error_before_scaling"
+        values[name] = calibration_error(before.ravel(), labels.ravel())
+        of_labels = _calibration_errors(before, labels).tolist()
+        tables["label_calibration"]["error_before_scaling"] = of_labels
+    return values, tables
+
+
+def measure_labels(
+    scores: Array,
+    probabilities: Array,
+    labels: Array,
+    decided: Array,
+    names: Sequence[str],
+    has_interval: bool,
+) -> Measured:
+    """Return the metrics of images of several labels, and the tables behind them.
+
+    `label_counts` (K, 2, 2) has for each label the true negatives, false positives, false negatives and true positives.
+    `cooccurrence` (K, K) has the images with two labels. `label_calibration` has for each label the calibration
+    `error`, and `error_by_chance`, an estimate of the error that correct probabilities would have: with few images,
+    shares differ from probabilities by chance.
+
+    Args:
+        scores: By which the average precision orders the images, (N, K).
+        probabilities: (N, K).
+        labels: Whether each image has each label, (N, K) bool.
+        decided: Whether each label is predicted, (N, K) bool.
+        names: The labels.
+        has_interval: Whether to compute the interval of the mean average precision.
+    """
+    hits = (labels & decided).sum(axis=0)
+    false_positives = decided.sum(axis=0) - hits
+    false_negatives = labels.sum(axis=0) - hits
+    errors = false_positives + false_negatives
+    rest = len(labels) - hits - errors
+    has_images = labels.any(axis=0)
+    f1 = _share(2 * hits, 2 * hits + errors)[has_images]
+    of_labels = average_precision(scores, labels)
+    values = {
+        "mAP": mean_average_precision(of_labels),
+        "exact_match": float((labels == decided).all(axis=1).mean()),
+        "f1_macro": float(f1.mean()) if len(f1) else math.nan,
+        "f1_micro": float(_share(2 * hits.sum(), (2 * hits + errors).sum())),
+        "hamming_distance": float(errors.sum() / labels.size),
+        "calibration_error": calibration_error(probabilities.ravel(), labels.ravel()),
+        **_by_name("precision", _share(hits, hits + false_positives), names),
+        **_by_name("recall", _share(hits, hits + false_negatives), names),
+        **_by_name("average_precision", of_labels, names),
+    }
+    # in float64, whose products of matrices are fast; counts are exact up to 2 ** 53
+    cooccurrence = labels.T.astype(np.float64) @ labels.astype(np.float64)
+    counts = np.stack([rest, false_positives, false_negatives, hits], axis=1)
+    # The mean absolute deviation of a sum with the variance v: sqrt(2 v / pi) if it is normal, 2 v for one image.
+    variances = _sums_in_bins(probabilities, probabilities * (1 - probabilities))
+    deviations = np.minimum(np.sqrt(2 / math.pi * variances), 2 * variances)
+    tables: dict[str, Any] = {
+        "label_counts": counts.reshape(-1, 2, 2).tolist(),
+        "cooccurrence": cooccurrence.astype(np.int64).tolist(),
+        "label_calibration": {
+            "error": _calibration_errors(probabilities, labels).tolist(),
+            "error_by_chance": (deviations.sum(axis=0) / len(labels)).tolist(),
+        },
+    }
+    if has_interval and not math.isnan(values["mAP"]):
+        tables[INTERVAL] = list(bootstrap_interval(values["mAP"], labels, scores))
+    return values, tables
+
+
+def _share(parts: Array, wholes: Array) -> Array:
+    """Return quotients; NaN for 0 / 0."""
+    return np.divide(parts, wholes, out=np.full(np.shape(wholes), math.nan), where=wholes > 0)
+
+
+def _by_name(metric: str, of_classes: Array, names: Sequence[str]) -> dict[str, float]:
+    """Return the values of a metric for each class (K,) under names such as `recall/cat`."""
+    return {f"{metric}/{c}": float(v) for c, v in zip(names, of_classes, strict=True)}
+
+
+def calibration_error(probabilities: Array, is_right: Array) -> float:
+    """Return the expected calibration error: the difference of probability and share, averaged over 15 equal bins.
+
+    Args:
+        probabilities: (N,).
+        is_right: Whether what has the probability is so, (N,) bool.
+
+    Source: Guo et al. 2017 (arXiv:1706.04599), section 2.
+    """
+    return float(_calibration_errors(probabilities[:, None], is_right[:, None])[0])
+
+
+def _calibration_errors(probabilities: Array, is_right: Array) -> Array:
+    """Return the calibration error of each column, (K,), from arrays of (N, K)."""
+    differences = _sums_in_bins(probabilities, probabilities - is_right)
+    return np.abs(differences).sum(axis=0) / len(probabilities)
+
+
+def _sums_in_bins(probabilities: Array, values: Array) -> Array:
+    """Return the sums of values (N, K) over the bins of their probabilities, (bins, K)."""
+    num = probabilities.shape[1]
+    # in float32, as torchmetrics has it
+    bins = np.searchsorted(_EDGES, probabilities.astype(np.float32), side="right") - 1
+    flat = bins * num + np.arange(num)
+    sums = np.bincount(flat.ravel(), values.ravel(), len(_EDGES) * num)
+    return sums.reshape(len(_EDGES), num)
+
+
+def bootstrap_interval(value: float, labels: Array, scores: Array) -> tuple[float, float]:
+    """Return the 95 % interval of a mean average precision. It does not depend on chance: the seed is fixed.
+
+    The average precision of few images is too high. Samples show by how much: their mean is above `value` by about as
+    much as `value` is above that of infinitely many images. With the corrected value m and the variance v of the
+    samples, the interval is Wilson's for a share m of n = m (1 - m) / v images, at most `num_trials_of_labels`.
+
+    Args:
+        value: The mean average precision.
+        labels: Whether each image has each label, (N, K) bool.
+        scores: Logits or probabilities, (N, K).
+    """
+    num_trials = num_trials_of_labels(labels.sum(axis=0))
+    if num_trials == 0:
+        return 0.0, 1.0
+    rng = np.random.default_rng(0)
+    num_images = len(labels)
+    num_samples = min(_MAX_SAMPLES, max(_MIN_SAMPLES, _MAX_SCORES // labels.size))
+    drawn = [rng.integers(num_images, size=num_images) for _ in range(num_samples)]
+    counts = np.stack([np.bincount(each, minlength=num_images) for each in drawn])
+    of_samples = sampled_average_precision(scores, labels, counts)
+    means = np.nan_to_num([mean_average_precision(of_labels) for of_labels in of_samples])
+    corrected = min(max(2 * value - float(means.mean()), _EDGE), 1 - _EDGE)
+    variance = float(means.var())
+    if variance > 0:
+        num_trials = min(num_trials, corrected * (1 - corrected) / variance)
+    low, high = wilson(corrected * num_trials, num_trials)
+    return min(low, value), max(high, value)
