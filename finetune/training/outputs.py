@@ -21,6 +21,7 @@ from finetune.training.loss import precise
 
 # Bytes of a logit: in the parts, together and in order; of several labels also in float64 with what is measured of it.
 _BYTES: dict[LabelKind, int] = {"single": 3 * 4, "several": 3 * 4 + 5 * 8}
+_OPTIONS = {"val": "--trainer.limit_val_batches", "test": "--trainer.limit_test_batches"}
 
 
 @dataclass(frozen=True)
@@ -134,5 +135,5 @@ def check_memory(split: str, num_images: int, num_classes: int, label_kind: Labe
     if needed > memory:
         raise ValueError(
             f"to measure {num_images:,} {split} images of {num_classes:,} classes takes {bytes_text(needed)} of "
-            f"memory, and this machine has {bytes_text(memory)}: pass a smaller --trainer.limit_{split}_batches"
+            f"memory, and this machine has {bytes_text(memory)}: pass a smaller {_OPTIONS[split]}"
         )

@@ -147,7 +147,9 @@ def test_class_weights_of_a_file_become_values_of_the_run(colours, cli, tmp_path
 
 def test_predict_prints_a_single_image_and_leaves_no_folder(cli, run, colours, capsys, tmp_path):
     image = next(colours.rglob("*.png"))
-    cli("predict", run(), image, *CPU)
+    folder = run()
+    capsys.readouterr()  # of the fit, if this is the first test that needs it
+    cli("predict", folder, image, *CPU)
     answer, others = capsys.readouterr().out.splitlines()
     assert answer.startswith(f"{image}: ") and "probability 0." in answer
     assert others.startswith("other classes: ") and others.count(", ") == 1

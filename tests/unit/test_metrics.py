@@ -30,7 +30,7 @@ from finetune.training.measure import (
     measure_labels,
 )
 from finetune.training.metrics import TrainMetrics
-from finetune.training.outputs import Collector, Outputs
+from finetune.training.outputs import Collector, Outputs, check_memory
 from finetune.training.task import task_for
 
 NAMES = ["a", "b", "c", "d"]
@@ -262,3 +262,11 @@ def test_a_perfect_order_has_an_average_precision_of_at_most_1(num, seed):
     order = torch.randperm(200, generator=torch.Generator().manual_seed(seed))
     score = task_for("several", ["cat"]).score(logits[order], labels[order])
     assert 1 - 1e-12 < score <= 1 and standard_error(score, num) < 1e-6
+
+
+def test_what_does_not_fit_into_memory_is_refused_in_a_line():
+    check_memory("test", 50_000, 1000, "single")
+    for kind in ("single", "several"):
+        with pytest.raises(ValueError, match="limit_test_batches") as caught:
+            check_memory("test", 10**9, 10**6, kind)
+        assert "\n" not in str(caught.value)
