@@ -241,6 +241,9 @@ def test_a_report_has_the_numbers_of_its_run_and_links_that_lead_somewhere(run):
     cell = text[text.index('id="cell-0-1"') :]
     assert cell[: cell.index("</section>")].count("<figure") == 2
     assert "file not found" in page.words  # the one that cannot be read
+    unseen = health(text)  # of data that nothing has looked at
+    assert "no record of a check" in unseen and "Not checked" in unseen
+    assert "no problems" not in unseen
 
 
 def test_the_report_of_a_run_without_a_test_or_with_damaged_records(run):
@@ -259,35 +262,28 @@ def test_the_report_of_a_run_without_a_test_or_with_damaged_records(run):
     assert "nothing was validated or tested" in text and 'http-equiv="refresh"' in text
 
 
-def test_a_report_names_the_weights_that_the_validation_chose(run):
+def test_a_report_names_the_weights_that_the_validation_chose_and_a_checkpoint_that_is_missing(run):
     candidates = [{"share": at, "loss": 0.5, "accuracy": 0.5} for at in (0, 0.75, 1)]
     kept = {"share": 0.75, "num_images": 40, "candidates": candidates}
     (run / "kept_weights.json").write_text(json.dumps(kept))
     weights = "75 % of the way to epoch 3"
-    assert weights in page_of(run, None)
+    text = page_of(run, None)
+    assert weights in text
+    assert "the checkpoint that predicted them is missing" in text and "heat map of" not in text
     (run / "test.json").unlink()
     assert f"best.ckpt ({weights}) was chosen" in headline(read_run(run)).comment
 
 
-@pytest.mark.parametrize(
-    ("viewer", "words", "others"),
-    [
-        (COARSE, "No heat maps: too coarse.", "heat map of"),
-        (None, "the checkpoint that predicted them is missing", "heat map of"),
-    ],
-)
-def test_a_report_says_why_images_or_heat_maps_are_missing(run, viewer, words, others):
-    text = page_of(run, viewer)
-    assert words in text and others not in text
-
-
-def test_a_report_of_many_classes_lists_pairs_and_stays_small(tmp_path):
+def test_a_report_of_many_classes_lists_pairs_stays_small_and_says_why_heat_maps_are_missing(
+    tmp_path,
+):
     names = [f"class {i}" for i in range(60)]
     labels = np.arange(2_000) % 60
     predicted = np.where(np.arange(2_000) % 20 == 0, (labels + 1) % 60, labels)
     p = 0.9 * np.eye(60)[predicted] + 0.1 / 60
     run = write_run(tmp_path / "run", labels.tolist(), p, names)
     text = page_of(run, COARSE)
+    assert "No heat maps: too coarse." in text and "heat map of" not in text
     assert "class 0 predicted as class 1" in text and 'class="matrix"' not in text
     for cell in re.findall(r'<section class="cell".*?</section>', text, re.DOTALL):
         num = int(re.search(r"predicted as [^:]+: (\d+)</h3>", cell)[1])
@@ -316,22 +312,17 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize(
-    ("look", "words", "others"),
-    [
-        ([FOUND], ["files <b>", "test/b.jpg", "finetune check"], "no problems"),
-        (None, ["no record of a check", "Not checked"], "no problems"),
-    ],
-)
-def test_a_report_says_what_was_found_in_the_data_and_what_was_not_looked_at(
-    run, look, words, others
-):
+def health(text: str) -> str:
+    """Return the words of the section about the data."""
+    return Page(text[text.index('id="health"') : text.index('id="reproduce"')]).words
+
+
+def test_a_report_says_what_was_found_in_the_data(run):
     record = read_run(run)
-    if look:
-        record = replace(record, about=record.about | {"first_look": look})
-    text = write_report(record, None, {}).read_text("utf-8")
-    part = Page(text[text.index('id="health"') : text.index('id="reproduce"')]).words
-    assert all(word in part for word in words) and others not in part, part
+    record = replace(record, about=record.about | {"first_look": [FOUND]})
+    found = health(write_report(record, None, {}).read_text("utf-8"))
+    assert all(word in found for word in ("files <b>", "test/b.jpg", "finetune check")), found
+    assert "no problems" not in found
 
 
 def test_a_report_shows_how_the_network_was_chosen(tmp_path):
