@@ -8,6 +8,7 @@ import base64
 import io
 import os
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -30,6 +31,12 @@ def render(template: str, **values: Any) -> str:
         template: The path of the template in the package, such as `commands/check.html`.
         values: The variables of the template. A missing one is an error.
     """
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    """Return the environment of all templates, which keeps those that it has compiled."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -39,7 +46,7 @@ def render(template: str, **values: Any) -> str:
     )
     environment.filters["shown"] = shown
     environment.filters["unbroken_flags"] = unbroken_flags
-    return environment.get_template(template).render(**values)
+    return environment
 
 
 def unbroken_flags(text: str) -> Markup:
