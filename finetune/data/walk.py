@@ -40,27 +40,25 @@ class Skipped:
     """The files and folders that a search has skipped.
 
     Attributes:
-        faults: Folders that cannot be read, which are an error unless they are to be skipped.
-        links: Dangling links in place of folders.
+        faults: Folders that cannot be read, and links to nothing in place of folders.
         suffixes: Number of files of other types, by suffix.
         loose: Number of images outside of class folders, by folder.
     """
 
     faults: list[Fault] = field(default_factory=list)
-    links: list[str] = field(default_factory=list)
     suffixes: Counter[str] = field(default_factory=Counter)
     loose: Counter[str] = field(default_factory=Counter)
 
     def look_beside(self, folder: str) -> None:
-        """Record the images and the dangling links that lie next to the class folders in a folder."""
+        """Record the images and the links to nothing that lie next to the class folders in a folder."""
         links = [entry.path for entry in _visible(folder) if entry.is_link]
-        self.links += [link for link in links if kind_of(link) == "link"]
+        self.faults += [missing_file(link) for link in links if kind_of(link) == "link"]
         if num := num_loose(folder):
             self.loose[folder] = num
 
     def notes(self, root: str) -> list[str]:
         """Return what was skipped, a line per kind, most frequent suffixes first."""
-        notes = [f"skipped {link}: a dangling link" for link in self.links]
+        notes = []
         if self.suffixes:
             kinds = ", ".join(
                 f"{num} {suffix or 'without a suffix'}"
@@ -74,6 +72,16 @@ class Skipped:
         for folder, num in self.loose.items():
             notes.append(f"skipped {counted(num, 'image')} outside of class folders, in {folder}")
         return notes
+
+
+def missing_file(path: str, exists: bool = False) -> Fault:
+    """Return the fault of a path that is no file, and may be a folder or a pipe."""
+    text = "it does not exist"
+    if exists:
+        text = "it is not a file"
+    elif os.path.islink(path):
+        text = "the target of this link does not exist"
+    return Fault(path, text, can_skip=True)
 
 
 def find_images(folder: str, skipped: Skipped, parents: Sequence[str] = ()) -> Iterator[str]:

@@ -16,7 +16,7 @@ from finetune.data.local_folders import local_folder
 from finetune.data.samples import PathList
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.tables.table_file import SUFFIXES
-from finetune.data.walk import Skipped, find_images, holds_runs, num_loose
+from finetune.data.walk import Skipped, find_images, holds_runs, missing_file, num_loose
 from finetune.system.file_names import class_name
 from finetune.system.messages import counted, why_name_is_invalid
 
@@ -64,13 +64,15 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
     skipped = Skipped()
     for folder in split_dirs.values():
         skipped.look_beside(folder)
-    lists = [PathList(find_images(each.path, skipped)) for each in folders]
-    counts = [*map(len, lists)]
-    paths = PathList.joined(lists)
+    paths, set_of = _images(folders, skipped)
     stats = file_stats(paths)
     lost = np.flatnonzero(~stats.is_regular)
-    faults = [_missing_file(paths[i], int(stats.sizes[i])) for i in lost.tolist()]
-    is_there = np.flatnonzero(stats.is_regular)
+    faults = [missing_file(paths[i], exists=stats.sizes[i] >= 0) for i in lost.tolist()]
+    if faults:
+        is_there = np.flatnonzero(stats.is_regular)
+        paths = paths.take(is_there)
+        set_of = set_of[is_there]
+        stats = stats.take(is_there)
     # metrics, results and checkpoints store a class name as one line of text
     faults += [
         Fault(
@@ -82,18 +84,18 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
         if (reason := why_name_is_invalid(each.name))
     ]
     label_sets = [options.changed([each.name]) for each in folders]
-    split_numbers = [SPLITS.index(each.split) for each in folders]
-    with_images = {each.split for each, num in zip(folders, counts, strict=True) if num}
+    split_of = np.array([SPLITS.index(each.split) for each in folders], np.int8)[set_of]
+    with_images = {SPLITS[k] for k in np.unique(split_of).tolist()}
     empty = [folder for split, folder in split_dirs.items() if split not in with_images]
     supported = f"; supported are {' '.join(sorted(IMAGE_SUFFIXES))}"
     return Listing(
         place=place,
         folder=root,
-        paths=paths.take(is_there),
+        paths=paths,
         label_sets=label_sets,
-        set_of=np.repeat(np.arange(len(folders)), counts)[is_there],
-        split_of=np.repeat(split_numbers, counts)[is_there],
-        stats=stats.take(is_there),
+        set_of=set_of,
+        split_of=split_of,
+        stats=stats,
         existing=_folder_names([root, *split_dirs.values()]),
         needed=sorted({label for each in trained for label in options.changed([each.name])}),
         has_splits="all" not in split_dirs,
@@ -104,13 +106,11 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
     )
 
 
-def _missing_file(path: str, size: int) -> Fault:
-    what = "it does not exist"
-    if size >= 0:
-        what = "it is not a file"
-    elif os.path.islink(path):
-        what = "the target of this link does not exist"
-    return Fault(path, what, can_skip=True)
+def _images(folders: Sequence[_ClassFolder], skipped: Skipped) -> tuple[PathList, np.ndarray]:
+    """Return the images in class folders, and the index of the folder of each, (N,) int32."""
+    lists = [PathList(find_images(each.path, skipped)) for each in folders]
+    index = np.arange(len(folders), dtype=np.int32)
+    return PathList.joined(lists), np.repeat(index, [*map(len, lists)])
 
 
 def _no_classes(folder: str) -> str:

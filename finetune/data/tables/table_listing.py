@@ -50,29 +50,15 @@ def list_table(path: Path, options: ScanOptions) -> Listing:
     if options.root:
         root = normal_path(local_folder(options.root))
     paths, of_paths = read_paths(table, columns.path, root)
-    faults += of_paths
-    values: dict[str | None, np.ndarray] = {}
-    for column, read in (
-        (columns.split, read_splits),
-        (columns.group, read_groups),
-        (columns.weight, read_weights),
-    ):
-        if column is not None:
-            values[column], of_column = read(table, column)
-            faults += of_column
+    values, of_values = _read_values(table, columns)
+    faults += of_paths + of_values
     stats = file_stats(paths)
     faulty = {fault.row for fault in faults}
     missing = missing_files(table, columns.path, paths, stats, root)
     faults += [fault for fault in missing if fault.row not in faulty]
     columns_of_0_and_1 = [*map(label_text, columns.labels)] if columns.has_indicators else []
     existing = {*columns_of_0_and_1, *(label for labels in labels.sets for label in labels)}
-    # The rows of an excluded class are dropped, with their faults. With several labels an image loses the label only.
-    sets = [options.changed(labels) for labels in labels.sets]
-    is_kept = np.ones(len(table), bool)
-    if labels.kind == "single":
-        pairs = zip(labels.sets, sets, strict=True)
-        is_kept = np.array([bool(new) or not old for old, new in pairs])[labels.set_of]
-    labels = replace(labels, sets=sets)
+    labels, is_kept = _without_excluded(labels, options)
     faults = [fault for fault in faults if is_kept[fault.row]]
     is_kept[[fault.row for fault in faults]] = False
     rows = np.flatnonzero(is_kept)
@@ -83,26 +69,55 @@ def list_table(path: Path, options: ScanOptions) -> Listing:
     num_repeated = num - len(rows) - len(contradictions)
     prefix = os.path.join(root, "")
     rows = rows[_by_name([paths[row].removeprefix(prefix) for row in rows.tolist()])]
-    all_values = {name: column[rows] for name, column in values.items()}
+    values = {name: column[rows] for name, column in values.items()}
     listing = Listing(
         place=str(path),
         folder=root,
         paths=PathList(paths[row] for row in rows.tolist()),
         label_sets=labels.sets,
         set_of=labels.set_of[rows],
-        split_of=all_values.get(columns.split, np.zeros(len(rows), np.int64)),
+        split_of=values.get(columns.split, np.zeros(len(rows), np.int64)),
         stats=stats.take(rows),
         existing=existing,
         needed=options.changed(columns_of_0_and_1),
         has_splits=columns.split is not None,
         label_kind=labels.kind,
-        groups=all_values.get(columns.group),
-        weights=all_values.get(columns.weight),
+        groups=values.get(columns.group),
+        weights=values.get(columns.weight),
         where=lambda i: table.where(int(rows[i]), labels.column),
         faults=tuple(sorted(faults + contradictions, key=lambda fault: fault.row)),
         remark=_remark(columns, labels, num_repeated),
     )
     return replace(listing, notes=tuple(_notes(listing, options)))
+
+
+def _read_values(
+    table: TableFile, columns: Columns
+) -> tuple[dict[str | None, np.ndarray], list[Fault]]:
+    """Return the split, group and weight of each row by column, (N,) each, and the faulty rows."""
+    values: dict[str | None, np.ndarray] = {}
+    faults: list[Fault] = []
+    for column, read in (
+        (columns.split, read_splits),
+        (columns.group, read_groups),
+        (columns.weight, read_weights),
+    ):
+        if column is not None:
+            values[column], of_column = read(table, column)
+            faults += of_column
+    return values, faults
+
+
+def _without_excluded(labels: Labels, options: ScanOptions) -> tuple[Labels, np.ndarray]:
+    """Return the labels without excluded classes, and which rows are kept, (N,).
+
+    The rows of an excluded class are dropped, with their faults. With several labels an image loses the label only.
+    """
+    changed = replace(labels, sets=[options.changed(names) for names in labels.sets])
+    if labels.kind == "several":
+        return changed, np.ones(len(labels.set_of), bool)
+    pairs = zip(labels.sets, changed.sets, strict=True)
+    return changed, np.array([bool(new) or not old for old, new in pairs], bool)[labels.set_of]
 
 
 def _remark(columns: Columns, labels: Labels, num_repeated: int) -> str:
