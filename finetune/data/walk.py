@@ -11,6 +11,7 @@ from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.faults import Fault
 from finetune.data.heif import heic_advice
 from finetune.data.image_files import Entry, entries, kind_of
+from finetune.data.mirror import original
 from finetune.system.file_names import composed
 from finetune.system.messages import counted
 
@@ -67,10 +68,13 @@ class Skipped:
             more = ", ..." if len(self.suffixes) > 8 else ""
             supported = " ".join(sorted(IMAGE_SUFFIXES))
             notes.append(
-                f"skipped in {root}, not images: {kinds}{more}; supported are {supported}{heic_advice(self.suffixes)}"
+                f"skipped in {original(root)}, not images: {kinds}{more}; supported are {supported}"
+                f"{heic_advice(self.suffixes)}"
             )
         for folder, num in self.loose.items():
-            notes.append(f"skipped {counted(num, 'image')} outside of class folders, in {folder}")
+            notes.append(
+                f"skipped {counted(num, 'image')} outside of class folders, in {original(folder)}"
+            )
         return notes
 
 

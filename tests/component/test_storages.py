@@ -311,6 +311,15 @@ def test_a_list_of_a_finding_has_the_addresses_of_images_in_s3(server, tmp_path)
     assert (tmp_path / "blank.txt").read_text() == f"{server.address}/set/{data.name(0)}\n"
 
 
+def test_notes_and_faults_of_a_place_in_s3_have_its_address(server):
+    for name in ("train/extra/x.psd", "test/other/1.png"):
+        server.put(f"set/{name}", b"1")
+    data = scan(f"{server.address}/set")
+    texts = [*data.notes, *(fault.advice() for fault in data.faults)]
+    about = [text for text in texts if "/set" in text]
+    assert len(about) >= 3 and all(f"{server.address}/set" in text for text in about)
+
+
 def archive_in_s3(server: ObjectServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Put an archive of a file `a.txt` in the bucket; the cache is empty."""
     monkeypatch.setenv("FINETUNE_CACHE", str(folder / "cache"))

@@ -13,6 +13,7 @@ from finetune.data.heif import heic_advice
 from finetune.data.image_files import entries, file_stats, kind_of, normal_path
 from finetune.data.listing import SPLITS, Listing, ScanOptions, named_classes
 from finetune.data.local_folders import local_folder
+from finetune.data.mirror import original
 from finetune.data.samples import PathList
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.tables.table_file import SUFFIXES
@@ -50,7 +51,7 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
         fault = "does not exist" if kind in (None, "link") else "is a file, not a folder"
         tables = " ".join(SUFFIXES)
         raise FileNotFoundError(
-            f"{root!r} {fault}: pass a folder of images, or a table of them ({tables})"
+            f"{original(root)!r} {fault}: pass a folder of images, or a table of them ({tables})"
         )
     split_dirs = _split_folders(root, options.exclude) or {"all": root}
     folders = [
@@ -100,7 +101,7 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
         needed=sorted({label for each in trained for label in options.changed([each.name])}),
         has_splits="all" not in split_dirs,
         faults=(*skipped.faults, *faults),
-        notes=(*skipped.notes(root), *(f"{folder} has no images" for folder in empty)),
+        notes=(*skipped.notes(root), *(f"{original(folder)} has no images" for folder in empty)),
         hint=_only_folder([each.path for each in trained]),
         supported=supported + heic_advice(skipped.suffixes),
     )
@@ -117,9 +118,7 @@ def _no_classes(folder: str) -> str:
     """Return the message that a folder has no class folders."""
     num = num_loose(folder)
     hint = f"; {counted(num, 'image lies', 'images lie')} loose in it" if num else ""
-    return (
-        f"{folder} has no class folders; put the images of each class in a folder of its name{hint}"
-    )
+    return f"{original(folder)} has no class folders; put the images of each class in a folder of its name{hint}"
 
 
 def _only_folder(class_dirs: Sequence[str]) -> str:
@@ -129,7 +128,7 @@ def _only_folder(class_dirs: Sequence[str]) -> str:
     names = [basename(folder) for folder in class_folders(class_dirs[0])]
     has_data = len(names) > 1 or any(name.lower() in SPLIT_NAMES for name in names)
     listed = ", ".join(map(repr, names[:3]))
-    return f"; {class_dirs[0]} holds {listed}: pass that folder" if has_data else ""
+    return f"; {original(class_dirs[0])} holds {listed}: pass that folder" if has_data else ""
 
 
 def class_folders(folder: str, exclude: Collection[str] = ()) -> list[str]:
@@ -161,7 +160,9 @@ def _class_folders(split: str, folder: str, exclude: Collection[str]) -> list[_C
     for path in class_folders(folder, exclude):
         name = class_name(basename(path))
         if name in by_name:
-            raise ValueError(f"{folder} has two folders of the class {name!r}: keep one of them")
+            raise ValueError(
+                f"{original(folder)} has two folders of the class {name!r}: keep one of them"
+            )
         by_name[name] = path
     return [_ClassFolder(split, name, path) for name, path in sorted(by_name.items())]
 
@@ -179,15 +180,15 @@ def _split_folders(root: str, exclude: Collection[str]) -> dict[str, str]:
     if classes:
         splits = " and ".join(repr(basename(folder)) for folder in split_named)
         raise ValueError(
-            f"{root} has the split folders {splits}, and {named_classes(classes)} next to them: move these into the "
-            "split folders or elsewhere, or rename a class folder that has the name of a split"
+            f"{original(root)} has the split folders {splits}, and {named_classes(classes)} next to them: "
+            "move these into the split folders or elsewhere, or rename a class folder that has the name of a split"
         )
     split_dirs: dict[str, str] = {}
     for folder in named:
         split = SPLIT_NAMES[basename(folder).lower()]
         if split in split_dirs:
             both = f"{basename(split_dirs[split])!r} and {basename(folder)!r}"
-            raise ValueError(f"{root} holds both {both}: keep one of them")
+            raise ValueError(f"{original(root)} holds both {both}: keep one of them")
         split_dirs[split] = folder
     return {split: split_dirs[split] for split in SPLITS if split in split_dirs}
 
