@@ -9,9 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.faults import Fault, refuse_faults
-from finetune.data.heif import heic_advice
 from finetune.data.image_files import kind_of, open_file
 from finetune.data.local_folders import local_folder
 from finetune.data.mirror import local_paths, mirror_of, original
@@ -73,9 +71,7 @@ def _expand(
             [*map(Fault.line, skipped.faults), *skipped.notes(pattern)] if is_logged else []
         ):
             log.warning("%s", note)
-        supported = " ".join(sorted(IMAGE_SUFFIXES))
-        advice = heic_advice(skipped.suffixes)
-        missing = f"the folder {pattern!r} has no images ({supported}){advice}"
+        missing = f"the folder {pattern!r} has no images; {skipped.supported()}"
     elif kind == "file" and pattern.lower().endswith(".txt"):
         with io.TextIOWrapper(
             open_file(pattern), encoding="utf-8-sig", errors="surrogateescape"

@@ -57,6 +57,10 @@ class Skipped:
         if num := num_loose(folder):
             self.loose[folder] = num
 
+    def supported(self) -> str:
+        """Return which files are images, and what to install to read more of the skipped ones."""
+        return f"supported are {' '.join(sorted(IMAGE_SUFFIXES))}{heic_advice(self.suffixes)}"
+
     def notes(self, root: str) -> list[str]:
         """Return what was skipped, a line per kind, most frequent suffixes first."""
         notes = []
@@ -66,10 +70,8 @@ class Skipped:
                 for suffix, num in self.suffixes.most_common(8)
             )
             more = ", ..." if len(self.suffixes) > 8 else ""
-            supported = " ".join(sorted(IMAGE_SUFFIXES))
             notes.append(
-                f"skipped in {original(root)}, not images: {kinds}{more}; supported are {supported}"
-                f"{heic_advice(self.suffixes)}"
+                f"skipped in {original(root)}, not images: {kinds}{more}; {self.supported()}"
             )
         for folder, num in self.loose.items():
             notes.append(

@@ -7,9 +7,7 @@ from os.path import basename
 
 import numpy as np
 
-from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.faults import Fault
-from finetune.data.heif import heic_advice
 from finetune.data.image_files import entries, file_stats, kind_of, normal_path
 from finetune.data.listing import SPLITS, Listing, ScanOptions, named_classes
 from finetune.data.local_folders import local_folder
@@ -88,7 +86,6 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
     split_of = np.array([SPLITS.index(each.split) for each in folders], np.int8)[set_of]
     with_images = {SPLITS[k] for k in np.unique(split_of).tolist()}
     empty = [folder for split, folder in split_dirs.items() if split not in with_images]
-    supported = f"; supported are {' '.join(sorted(IMAGE_SUFFIXES))}"
     return Listing(
         place=place,
         folder=root,
@@ -103,7 +100,7 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
         faults=(*skipped.faults, *faults),
         notes=(*skipped.notes(root), *(f"{original(folder)} has no images" for folder in empty)),
         hint=_only_folder([each.path for each in trained]),
-        supported=supported + heic_advice(skipped.suffixes),
+        supported=f"; {skipped.supported()}",
     )
 
 
