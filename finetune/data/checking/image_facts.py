@@ -16,7 +16,6 @@ from finetune.data.addresses import StorageError
 from finetune.data.decode import open_image, read_pixels, silence_pillow
 from finetune.data.file_facts import digest_of
 from finetune.data.image_files import file_stats, open_file
-from finetune.data.limits import MAX_BYTES
 from finetune.data.mirror import map_files
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
@@ -107,7 +106,9 @@ def inspect_image(path: str) -> Facts:
             stats = file_stats([path])
             facts.num_bytes = stats.sizes
             facts.changed = stats.times[:, 0] / 1e9
-            content = file.read(MAX_BYTES + 1)
+            open_image(file)  # refuses a file above the limits before it is read
+            file.seek(0)
+            content = file.read()
         facts.digests = digest_of(content)
         file = io.BytesIO(content)
         image = open_image(file)
