@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, cast
 
 from finetune.data import bucket
 from finetune.data.addresses import StorageError, is_address, real_place
-from finetune.data.image_files import file_stats
 from finetune.data.splits import SPLIT_NAMES
 from finetune.system.cache_dir import COPIES, COPIES_MARK, cache_dir
 from finetune.system.files import one_at_a_time
@@ -99,8 +98,8 @@ def _version(place: str) -> tuple[str, str | None]:
         return str(item.version()), item.e_tag
     if not os.path.exists(place):
         raise FileNotFoundError(f"the archive {place!r} does not exist")
-    stats = file_stats([place], skip=False)
-    return f"{stats.sizes[0]} {stats.times[0, 0]} {stats.times[0, 1]}", None
+    status = os.stat(place)
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}", None
 
 
 def _unpack(place: str, e_tag: str | None, folder: Path) -> None:

@@ -140,7 +140,7 @@ class Mirror:
             if folder not in made:
                 made.add(folder)
                 os.makedirs(folder, exist_ok=True)
-            open(path, "ab").close()
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666))
 
     def address_of(self, path: str) -> str:
         """Return the address of a file."""
