@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torchmetrics.functional.classification import (
+    multiclass_confusion_matrix,
+    multilabel_confusion_matrix,
+)
 
 from finetune.features.average_precision import (
     average_precision,
@@ -86,8 +90,9 @@ def _of_classes(outputs: Outputs, names: Sequence[str], calibration: Calibration
         columns.append([calibration.decide(probabilities).numpy(), *of_each])
     predicted, confidence, top, raw, raw_top = map(np.concatenate, zip(*columns, strict=True))
     labels = outputs.labels.numpy()
-    confusion = np.bincount(labels * len(names) + predicted, minlength=len(names) ** 2)
-    values, tables = measure_classes(confusion.reshape(len(names), -1), names)
+    of_images = torch.from_numpy(predicted)
+    confusion = multiclass_confusion_matrix(of_images, outputs.labels, len(names)).numpy()
+    values, tables = measure_classes(confusion, names)
     values["calibration_error"] = calibration_error(confidence, top == labels)
     if calibration.num_images:
         values["calibration_error_before_scaling"] = calibration_error(raw, raw_top == labels)
@@ -157,11 +162,10 @@ def measure_labels(
         names: The labels.
         has_interval: Whether to compute the interval of the mean average precision.
     """
-    hits = (labels & decided).sum(axis=0)
-    false_positives = decided.sum(axis=0) - hits
-    false_negatives = labels.sum(axis=0) - hits
+    of_images = torch.from_numpy(decided).long(), torch.from_numpy(labels).long()
+    counts = multilabel_confusion_matrix(*of_images, len(names)).numpy()
+    (_, false_positives), (false_negatives, hits) = counts.transpose(1, 2, 0)
     errors = false_positives + false_negatives
-    rest = len(labels) - hits - errors
     has_images = labels.any(axis=0)
     f1 = _share(2 * hits, 2 * hits + errors)[has_images]
     of_labels = average_precision(scores, labels)
@@ -178,12 +182,11 @@ def measure_labels(
     }
     # in float64, whose products of matrices are fast; counts are exact up to 2 ** 53
     cooccurrence = labels.T.astype(np.float64) @ labels.astype(np.float64)
-    counts = np.stack([rest, false_positives, false_negatives, hits], axis=1)
     # The mean absolute deviation of a sum with the variance v: sqrt(2 v / pi) if it is normal, 2 v for one image.
     variances = _sums_in_bins(probabilities, probabilities * (1 - probabilities))
     deviations = np.minimum(np.sqrt(2 / math.pi * variances), 2 * variances)
     tables: dict[str, Any] = {
-        "label_counts": counts.reshape(-1, 2, 2).tolist(),
+        "label_counts": counts.tolist(),
         "cooccurrence": cooccurrence.astype(np.int64).tolist(),
         "label_calibration": {
             "error": _calibration_errors(probabilities, labels).tolist(),
