@@ -18,15 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from fit_words import QUICK
 from processes import run_script
 
 import finetune
-from finetune import fit
-from finetune.api.command_words import command_line
-from finetune.commands.options import WORDS
+from finetune import Classifier, fit
+from finetune.settings.fields import words_of
+from finetune.settings.schema import FitSettings
 
 CPU = {"trainer.accelerator": "cpu"}
 
@@ -41,30 +40,9 @@ def quick(tmp_path, monkeypatch):
 def test_arguments_of_fit_are_the_short_words_of_the_command_and_explained():
     names = set(inspect.signature(fit).parameters)
     others = {"minutes", "patience", "folds", "folder", "config", "resume", "options"}
-    assert names == {*WORDS["fit"], *others}
+    assert names == {*words_of(FitSettings), *others} - {"pictures"}
     explained = inspect.getdoc(fit)
     assert [name for name in names if f"\n    {name}: " not in explained] == []
-
-
-@pytest.mark.parametrize(
-    ("words", "options", "line"),
-    [
-        ({"epochs": np.int64(3), "lr": 1e-05}, {}, ["--epochs", "3", "--lr", "1e-05"]),
-        ({"weights": None, "resume": True}, {}, ["--weights", "null", "--resume"]),
-        ({"class_weights": {"cat, big": 2}}, {}, ["--class_weights", '{"cat, big": 2}']),
-        ({"resume": False}, {}, []),
-        ({"minutes": 2.5, "patience": 3}, {}, ["--minutes", "2.5", "--patience", "3"]),
-        ({"out": Path("a b"), "lr": np.float32(0.5)}, {}, ["--out", "a b", "--lr", "0.5"]),
-        ({"devices": [0, 1]}, {}, ["--devices", "[0, 1]"]),
-        ({"backbone": "-x"}, {}, ["--backbone=-x"]),
-        ({}, {"data.augmentations": []}, ["--data.augmentations", "[]"]),
-        ({}, {"report": False, "threshold": "f1"}, ["--report", "false", "--threshold", "f1"]),
-        ({}, {"model.class_mapping": {"a": Path("b")}}, ["--model.class_mapping", '{"a": "b"}']),
-    ],
-)
-def test_arguments_of_fit_are_written_as_one_would_type_them(words, options, line):
-    assert command_line("photos", words, options) == ["fit", "photos", *line]
-    assert command_line("-odd", words, options) == ["fit", *line, "--", "-odd"]
 
 
 def weights(run: os.PathLike[str]) -> dict[str, torch.Tensor]:
@@ -77,16 +55,21 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.slow
 def test_the_run_of_fit_is_that_of_the_command_bit_for_bit(colours, quick, cli, tmp_path):
-    ours = fit(colours, **{**quick, "out": "ours", "options": CPU})
+    words = {**quick, "epochs": np.int64(1), "out": Path("ours"), "lr": np.float32(0.5)}
+    words |= {"class_weights": {"red": 2}, "options": {**CPU, "data.augmentations": []}}
+    ours = fit(colours, **words)
     command = json.loads((ours.path / "about.json").read_text())["command"]
-    assert command.startswith(f"finetune fit {colours} --epochs 1 --size 28 ")
-    cli(*command.replace("--out ours", "--out theirs").split()[1:])
+    assert command.startswith(f"finetune.fit(folder={colours!r}, epochs=")
+    line = [f"--{name}={'null' if words[name] is None else words[name]}" for name in quick]
+    line = [word for word in line if not word.startswith(("--options", "--report"))]
+    more = ["--out=theirs", "--lr=0.5", "--class_weights=red:2", "--data.augmentations=[]"]
+    more += ["--trainer.accelerator=cpu"]
+    cli("fit", colours, *line, *more)
     theirs = tmp_path / "theirs/fit/version_0"
-    assert {path.name for path in ours.path.iterdir()} == {path.name for path in theirs.iterdir()}
     assert same(weights(ours), weights(theirs))
     for name in ("test_predictions.csv", "config.yaml"):
         text = (theirs / name).read_text().replace("theirs", "ours")
-        assert (ours.path / name).read_text() == text
+        assert (ours.path / name).read_text() == text.replace("report: true", "report: false")
     other = fit(colours, **{**quick, "seed": 1})
     assert not same(weights(ours), weights(other))  # the control
 
@@ -117,26 +100,25 @@ def test_fits_in_threads_and_in_an_event_loop_take_turns_and_have_the_same_weigh
 FILLED: list[weakref.ref] = []
 
 
-class FillsMemory(pl.Callback):
-    def on_train_start(self, *_):
-        images = torch.zeros(1)
-        FILLED.append(weakref.ref(images))
-        try:
-            self.layer()
-        except KeyError:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")  # noqa: B904
-
-    def layer(self):
-        activations = torch.zeros(1)
-        FILLED.append(weakref.ref(activations))
-        raise KeyError
+def fill_memory(model: Classifier) -> None:
+    images = torch.zeros(1)
+    FILLED.append(weakref.ref(images))
+    try:
+        fill_layer()
+    except KeyError:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")  # noqa: B904
 
 
-def test_an_error_of_memory_keeps_nothing_that_has_filled_it(colours, quick):
+def fill_layer() -> None:
+    activations = torch.zeros(1)
+    FILLED.append(weakref.ref(activations))
+    raise KeyError
+
+
+def test_an_error_of_memory_keeps_nothing_that_has_filled_it(colours, quick, monkeypatch):
     """In a notebook, the next cell tries again with smaller batches."""
     FILLED.clear()
-    callback = {"class_path": f"{__name__}.FillsMemory"}
-    quick["options"]["trainer.callbacks"] = callback
+    monkeypatch.setattr(Classifier, "on_train_start", fill_memory)
     with pytest.raises(MemoryError, match="out of GPU memory") as reported:
         fit(colours, **quick)
     gc.collect()
@@ -147,7 +129,9 @@ def test_an_error_of_memory_keeps_nothing_that_has_filled_it(colours, quick):
 PROGRAM = """
 import os, sys, threading, time
 import torch
-from finetune import fit
+from finetune import Classifier, fit
+from finetune.settings.fields import words_of
+from finetune.settings.schema import FitSettings
 
 out, how = sys.argv[2:4]
 
@@ -161,7 +145,7 @@ def stop():
 threading.Thread(target=stop, daemon=True).start()
 options = {"report": False, "trainer.accelerator": "cpu"}
 if how == "twice":
-    options["trainer.callbacks"] = {"class_path": "slow.Slow"}
+    import slow
 quick = dict(size=28, batch=16, workers=0, weights=None, backbone="small_cnn", precision="32-true", out=out)
 try:
     fit(sys.argv[1], epochs=400, options=options, **quick)
@@ -179,12 +163,15 @@ if how == "once":
     print(len(run.record.line("train/loss_epoch")[0]) == state["epoch"] + 2, run.best.exists())
 """
 SLOW = """
-import time, pytorch_lightning as pl
-class Slow(pl.Callback):
-    def on_train_batch_start(self, trainer, *_):
-        if trainer.current_epoch:
-            open('slow', 'w').close()
-            time.sleep(9)
+import time
+from finetune import Classifier
+
+def be_slow(model, *_):
+    if model.current_epoch:
+        open('slow', 'w').close()
+        time.sleep(9)
+
+Classifier.on_train_batch_start = be_slow
 """
 
 
