@@ -28,10 +28,8 @@ CHAOS = $(wildcard tests/promises/test_damaged_*.py) tests/promises/test_hostile
 chaos: .venv/installed
 	FINETUNE_CHAOS=full timeout 3600 $(BIN)/pytest $(CHAOS) -m "not network"
 
-# The names of all options and the kinds of their values, from the parser, for the checks before torch is imported;
-# and docs/reference.md.
+# docs/reference.md, from the settings.
 options: .venv/installed
-	$(BIN)/python tools/option_list.py
 	$(BIN)/python tools/reference_page.py
 
 lint: .venv/installed

@@ -20,11 +20,11 @@ if _hub_constants is not None:  # imported before: it reads the variable only th
 
 if TYPE_CHECKING:
     from finetune.api.fitted_run import FittedRun as FittedRun
-    from finetune.api.fitting import fit as fit
     from finetune.api.loaded_model import LoadedModel as LoadedModel
     from finetune.api.loaded_model import load as load
     from finetune.api.prediction import LabelsPrediction as LabelsPrediction
     from finetune.api.prediction import Prediction as Prediction
+    from finetune.api.python_fit import fit as fit
     from finetune.data.datasets.fashion_mnist import FashionMNIST as FashionMNIST
     from finetune.data.datasets.image_folder import Hotdog as Hotdog
     from finetune.data.datasets.image_folder import ImageFolderData as ImageFolderData
@@ -50,7 +50,7 @@ _PUBLIC = {
     "TensorBoardLogger": "finetune.runs.tensorboard_logger",
     "WandbLogger": "finetune.runs.wandb_logger",
     "WarmupCosine": "finetune.training.lr_schedulers",
-    "fit": "finetune.api.fitting",
+    "fit": "finetune.api.python_fit",
     "load": "finetune.api.loaded_model",
 }
 __all__ = [

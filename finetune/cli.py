@@ -1,4 +1,4 @@
-"""The command line: one table of Lightning's four commands (fit, validate, test, predict) and our own.
+"""The command line: finds the command, understands its options, and calls its function.
 
 This module imports nothing heavy, so that `finetune --help` is fast.
 """
@@ -14,11 +14,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from finetune import __version__
-from finetune.commands.command_line import in_full_spelling, with_images
-from finetune.commands.error_lines import bug_line, exit_code, find_interruption, one_line
-from finetune.commands.fold_search import is_cross_validation
-from finetune.commands.help_pages import help_page
-from finetune.commands.options import WORDS
 from finetune.distributed.ranks import drop_stale_ranks, end_with_rank_zero
 from finetune.system import openmp
 from finetune.system.interpreter import install_unraisable_hook, without_gc
@@ -29,76 +24,35 @@ from finetune.system.terminal import (
     replace_unencodable,
 )
 
-# command: text of `--help`; for our own commands also "module:function"
-LIGHTNING = {
-    "fit": "Train a classifier on labelled images, then test it",
-    "validate": "Measure a checkpoint on the validation split",
-    "test": "Measure a checkpoint on the test split",
-    "predict": "Classify images with a checkpoint",
-}
-OWN = {
-    "demo": (
-        "finetune.demo.demo:demo",
-        "Train, test and report offline on generated images, in minutes",
-    ),
-    "by-hand": (
-        "finetune.commands.by_hand:by_hand",
-        "Train LeNet on Fashion-MNIST by data parallelism by hand",
-    ),
-    "parity": (
-        "finetune.commands.parity:parity",
-        "Compare every kind of parallelism with one device",
-    ),
-    "benchmark": (
-        "finetune.commands.benchmark:benchmark",
-        "Measure a fit: images per second, and the share of waiting for data",
-    ),
-    "check": (
-        "finetune.commands.check:check",
-        "Find errors in labelled images before training",
-    ),
-    "backbones": (
-        "finetune.commands.list_backbones:list_backbones",
-        "List the networks of torchvision and timm with size and licence",
-    ),
-    "review": (
-        "finetune.commands.review:review",
-        "Correct labels on a page, the most doubtful ones first",
-    ),
-    "cache": (
-        "finetune.commands.cache:cache",
-        "List or remove the caches of decoded images",
-    ),
-    "export": (
-        "finetune.commands.export:export",
-        "Write a checkpoint as an ONNX or other file, verified against it",
-    ),
-    "report": (
-        "finetune.commands.report:report",
-        "Write the report of a run: result, classes, mistakes",
-    ),
-    "compare": (
-        "finetune.commands.report:compare",
-        "Compare two or more runs on one page",
-    ),
-    "runs": (
-        "finetune.commands.runs:runs",
-        "List the runs of a folder with accuracy and size, or delete some",
-    ),
-    "serve": (
-        "finetune.commands.serve:serve",
-        "Serve predictions over HTTP, with a page for people",
-    ),
-}
-
-# headings of `finetune --help` and their commands
+# headings of `finetune --help`, and the commands below them
 SECTIONS = {
-    "prepare the images": ("check", "review"),
-    "train": ("fit", "backbones", "benchmark"),
-    "inspect the result": ("report", "compare", "runs", "validate", "test"),
-    "use the model": ("predict", "export", "serve"),
-    "try and verify": ("demo", "parity", "by-hand"),
-    "clean up": ("cache",),
+    "prepare the images": {
+        "check": "Find errors in labelled images before training",
+        "review": "Correct labels on a page, the most doubtful ones first",
+    },
+    "train": {
+        "fit": "Train a classifier on labelled images, then test it",
+        "backbones": "List the networks of torchvision and timm with size and licence",
+        "benchmark": "Measure a fit: images per second, and the share of waiting for data",
+    },
+    "inspect the result": {
+        "report": "Write the report of a run: result, classes, mistakes",
+        "compare": "Compare two or more runs on one page",
+        "runs": "List the runs of a folder with accuracy and size, or delete some",
+        "validate": "Measure a checkpoint on the validation split",
+        "test": "Measure a checkpoint on the test split",
+    },
+    "use the model": {
+        "predict": "Classify images with a checkpoint",
+        "export": "Write a checkpoint as an ONNX or other file, verified against it",
+        "serve": "Serve predictions over HTTP, with a page for people",
+    },
+    "try and verify": {
+        "demo": "Train, test and report offline on generated images, in minutes",
+        "parity": "Compare every kind of parallelism with one device",
+        "by-hand": "Train LeNet on Fashion-MNIST by data parallelism by hand",
+    },
+    "clean up": {"cache": "List or remove the caches of decoded images"},
 }
 
 
@@ -126,6 +80,8 @@ def main(args: Sequence[str] | None = None) -> None:
         has_failed = code != 0
         raise
     except BaseException as raised:
+        from finetune.commands.error_lines import bug_line, exit_code, find_interruption, one_line
+
         error = find_interruption(raised)
         code = exit_code(error)
         has_failed = True
@@ -200,66 +156,57 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
         print(_help())
     elif command in ("-V", "--version", "version"):
         print(f"finetune {__version__}")
-    elif page := help_page(arguments):
-        print(page)
-    elif command in LIGHTNING:
-        if undecodable := [
-            argument
-            for argument in arguments
-            if argument.encode(errors="ignore").decode() != argument
-        ]:
-            raise ValueError(
-                f"{os.fsencode(undecodable[0])!r} is not UTF-8, as configs and checkpoints are: rename it"
-            )
-        if command == "fit":
-            openmp.sleep_soon()
-        else:
-            openmp.sleep_at_once()
-        in_full = in_full_spelling(arguments)
-        if command == "fit" and is_cross_validation(in_full):
-            with _exit_at_signals_without_raising():
-                from finetune.commands.cross_validation import fit_folds
-
-            fit_folds(in_full, arguments, time.monotonic() if began is None else began)
-            return
-        with _exit_at_signals_without_raising():
-            from finetune.commands.lightning_cli import run_lightning
-
-        run_lightning(in_full, typed=arguments, began=began)
-    elif command in OWN:
-        run_own(command, arguments[1:])
+    elif command == "fit" and arguments[1:2] == ["--decided"]:
+        _import("finetune.fitting.command:run_decided")(arguments[2])
+    elif any(command in commands for commands in SECTIONS.values()):
+        num_words = 2 if list(arguments[:2]) == ["runs", "rm"] else 1
+        command = " ".join(arguments[:num_words])
+        _run_command(command, arguments[num_words:], time.monotonic() if began is None else began)
     else:
-        hint = did_you_mean(command, [*LIGHTNING, *OWN])
+        hint = did_you_mean(command, [name for commands in SECTIONS.values() for name in commands])
         print(f"finetune: error: there is no command {command!r}{hint}", file=sys.stderr)
         sys.exit(2)
 
 
-def run_own(command: str, arguments: Sequence[str]) -> None:
-    """Call one of our own commands. Its flags and help come from its signature and docstring."""
-    from jsonargparse import auto_cli
+def _run_command(command: str, arguments: Sequence[str], began: float) -> None:
+    """Understand the options of a command, and call its function or print what they ask for."""
+    # imported here, so that the list of commands is shown without them
+    from finetune.settings.line import split_line
+    from finetune.settings.pages import all_options_page, help_page
 
-    from finetune.commands.parser import OneLineErrorParser
-
-    if command in WORDS:
-        arguments = with_images(in_full_spelling([command, *arguments]))[1:]
-    if command == "serve":
-        openmp.sleep_at_once()
-    module, _, name = OWN[command][0].partition(":")
-    with _exit_at_signals_without_raising():
-        function = getattr(importlib.import_module(module), name)
-    # These parse their own arguments: `benchmark` has the flags of fit, the others take several folders.
-    if command in ("backbones", "benchmark", "compare", "report", "runs"):
-        function(arguments)
+    line = split_line(command, arguments)
+    if line.asks in ("help", "all"):
+        print((help_page if line.asks == "help" else all_options_page)(command))
         return
-    has_folder = command in ("check", "review")
-    name = f"finetune {command}"
-    auto_cli(
-        function,
-        args=list(arguments),
-        prog=name,
-        parser_class=OneLineErrorParser,
-        as_positional=has_folder,
-    )
+    if undecodable := [text for text in arguments if text.encode(errors="ignore").decode() != text]:
+        raise ValueError(
+            f"{os.fsencode(undecodable[0])!r} is not UTF-8, as configs and checkpoints are: rename it"
+        )
+    from finetune.commands.command_line import line_layers
+    from finetune.settings.all_commands import COMMANDS
+    from finetune.settings.configs import config_text
+
+    layers = line_layers(line)
+    settings = layers.parse(layers.kind)
+    if line.asks == "config":
+        print(config_text(settings), end="")
+        return
+    if command in ("fit", "benchmark"):
+        openmp.sleep_soon()
+    else:
+        openmp.sleep_at_once()
+    function = _import(COMMANDS[command].function)
+    if line.has_configs:
+        function(layers, [command, *arguments], began)
+    else:
+        function(settings)
+
+
+def _import(function: str) -> Any:
+    """Return the function of a `module:name`, whose import may take seconds."""
+    module, _, name = function.partition(":")
+    with _exit_at_signals_without_raising():
+        return getattr(importlib.import_module(module), name)
 
 
 @contextlib.contextmanager
@@ -286,10 +233,9 @@ def _exit_at_signals_without_raising() -> Iterator[None]:
 
 
 def _help() -> str:
-    table = {**LIGHTNING, **{name: text for name, (_, text) in OWN.items()}}
     sections = "\n\n".join(
-        "\n".join([f"{title}:", *(f"  {name:<10} {table[name]}" for name in names)])
-        for title, names in SECTIONS.items()
+        "\n".join([f"{title}:", *(f"  {name:<10} {text}" for name, text in commands.items())])
+        for title, commands in SECTIONS.items()
     )
     return f"""usage: finetune COMMAND [options]
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.driver import command_line
-from finetune.commands.backbone_choice import candidates_of
 from finetune.features.backbone_ranking import cross_validated_scores, rank, stratified_order
 from finetune.features.image_features import Features, image_features
 from finetune.features.logistic_regression import fit_head
+from finetune.fitting.network_choice import candidates_of
 from finetune.models.candidates import Candidate, candidate_names
 from finetune.models.timm_backbones import describe, is_timm
 

@@ -24,7 +24,7 @@ from benchmarks.choice.__main__ import features
 from benchmarks.common.documents import markdown, mean_and_spread, publish
 from benchmarks.common.driver import Benchmark
 from benchmarks.common.records import where_and_when
-from finetune.commands.backbone_choice import candidates_of
+from finetune.fitting.network_choice import candidates_of
 from finetune.models.candidates import Candidate
 
 RECORDS = Path(__file__).with_name("defaults.json")

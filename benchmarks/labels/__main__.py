@@ -28,7 +28,7 @@ from benchmarks.common.documents import NOTEBOOK, ROOT, markdown, mean_and_sprea
 from benchmarks.common.driver import Benchmark
 from benchmarks.common.records import where_and_when
 from benchmarks.labels.mosaics import NUM_MOSAICS, write_mosaics
-from finetune.commands.backbone_choice import candidates_of
+from finetune.fitting.network_choice import candidates_of
 from finetune.models.candidates import Candidate
 from finetune.training.run_length import usual_epochs
 

@@ -10,8 +10,8 @@ from finetune.commands.contact_sheet import RIGHT, SIDE, WRONG, caption_of, draw
 from finetune.data.samplers import SHEET, draw_indices
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
-from finetune.runs.fold_record import fold_runs, has_folds, read_folds
 from finetune.runs.headline import headline
+from finetune.runs.identity import fold_runs
 from finetune.runs.inline_report import inline_report
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.record import read_run
@@ -67,9 +67,9 @@ class FittedRun:
         cross-validation are those of its folds, with their number in `fold`. `pandas.DataFrame(run.history)` makes a
         table of it.
         """
-        if not has_folds(self.path):
+        runs = fold_runs(self.path)
+        if not runs:
             return _history(self.path)
-        runs = fold_runs(self.path, read_folds(self.path).num_folds)
         return [{"fold": fold, **row} for fold, run in enumerate(runs, 1) for row in _history(run)]
 
     @property

@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from finetune.api.borrowed_process import check_not_forked
 from finetune.api.image_inputs import ImageInput, iterate_images, pixels
 from finetune.api.prediction import LabelsPrediction, Prediction
+from finetune.api.program_process import check_not_forked
 from finetune.data.decode import DecodeError
 from finetune.inference.end_to_end import Embedder, Logits
 from finetune.inference.exported_network import ExportedNetwork
@@ -183,7 +183,7 @@ class LoadedModel:
             FileNotFoundError: The same, if the folder does not exist.
         """
         # imports Lightning's command line, which predicting does not need
-        from finetune.api.fitting import run_test
+        from finetune.api.python_fit import run_test
 
         return run_test(
             self.path,
@@ -212,17 +212,19 @@ class LoadedModel:
         """
         from finetune.commands.export import export
         from finetune.inference.exporters import format_of
+        from finetune.settings.all_commands import ExportSettings
 
         name = os.path.expanduser(os.fspath(target))
         format = format_of(name)
         output = None if name == format else name
-        return export(
+        settings = ExportSettings(
             ckpt_path=str(self.path),
             format=format,  # type: ignore[arg-type]
             output=output,
             verify_on=None if verify_on is None else os.fspath(verify_on),
             quantize=None if quantize is None else os.fspath(quantize),
         )
+        return export(settings)
 
     def _batches(
         self, images: ImageInput | Iterable[ImageInput], on_bad_image: str

@@ -8,133 +8,86 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning import Trainer
-from pytorch_lightning.cli import LightningArgumentParser
-
-from finetune.commands.lightning_cli import FinetuneCLI, run_lightning
-from finetune.commands.parsed_line import format_line, parse_line
+from finetune.fitting.command_process import closing, stopped_at_once
+from finetune.fitting.decide import decide
+from finetune.fitting.fit import build
+from finetune.fitting.plan import start_ranks_with
 from finetune.models.candidates import is_choice
 from finetune.profiling.recorder import MeasurementDone, Recorder
 from finetune.profiling.summary import scaling, text
+from finetune.settings.layers import Layer, Layers
+from finetune.settings.schema import BenchmarkSettings
 from finetune.system.files import check_target, replace_text
 from finetune.system.messages import WrongUsage
 
-# Flags of the comparison. The subprocess for each number of devices gets its own values.
-_OF_COMPARISON = ("devices", "output")
+
+def benchmark(layers: Layers, typed: Sequence[str], began: float) -> None:
+    """Measure the fit of a command line. It is stopped then, and only its caches stay.
+
+    Args:
+        layers: Who has set what.
+        typed: The command line, with which the processes of other devices start.
+        began: `time.monotonic` when the command began.
+    """
+    settings = layers.parse(BenchmarkSettings)
+    if settings.minutes is not None:
+        raise WrongUsage("is for finetune fit: benchmark has no length", "minutes")
+    if is_choice(settings.model.backbone):
+        name = settings.model.backbone
+        raise WrongUsage(
+            f"{name} is for finetune fit: name the network to measure", "model.backbone"
+        )
+    if settings.output is not None:
+        check_target(settings.output, "--out")
+        Path(settings.output).parent.mkdir(parents=True, exist_ok=True)
+    if settings.devices is None:
+        with stopped_at_once(), tempfile.TemporaryDirectory(prefix="finetune-benchmark-") as folder:
+            start_ranks_with(typed)
+            result = _measure(layers, settings, folder, began)
+    else:
+        numbers = [n.strip() for n in settings.devices.split(",")]
+        if not all(number.isdigit() and int(number) for number in numbers):
+            raise WrongUsage(f"takes numbers such as 1,2, not {settings.devices!r}", "devices")
+        results = [_result_of_subprocess(number, typed) for number in numbers]
+        result = {**results[0], "scaling": scaling(results)}
+    if result:
+        print(text(result), flush=True)
+    if result and settings.output is not None:
+        replace_text(Path(settings.output), json.dumps(result, indent=1) + "\n")
 
 
-class BenchmarkCLI(FinetuneCLI):
-    """The command line of `finetune fit`. The fit is measured, then stopped; only its caches stay."""
-
-    may_resume = False
-
-    def __init__(
-        self, arguments: Sequence[str], typed: Sequence[str] = (), began: float | None = None
-    ) -> None:
-        with tempfile.TemporaryDirectory(prefix="finetune-benchmark-") as folder:
-            self.folder = folder
-            # The constructor of LightningCLI also runs the command.
-            super().__init__(["fit", *arguments[1:]], typed, began)
-
-    def _prepare_subcommand_parser(
-        self, klass: type, subcommand: str, **kwargs: Any
-    ) -> LightningArgumentParser:
-        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        if subcommand == "fit":
-            parser.command = "benchmark"  # type: ignore[attr-defined]
-            parser.description = (
-                "Measures the images per second of a fit, with all its options. Only caches stay."
-            )
-            parser.usage = "finetune benchmark FOLDER [--repeats N] [--devices 1,2] [--out FILE] [options of fit]"
-            parser.add_argument(
-                "--repeats",
-                type=int,
-                default=5,
-                help="Number of measurements, of two seconds each.",
-            )
-            parser.add_argument(
-                "--devices",
-                type=str | None,
-                default=None,
-                help="Numbers of devices to compare, such as 1,2.",
-            )
-            parser.add_argument(
-                "--output", type=str | None, default=None, help="JSON file to write."
-            )
-        return parser
-
-    def instantiate_classes(self) -> None:
-        if self.config["fit"].minutes is not None:
-            self.parser.error("--minutes is for finetune fit: benchmark has no length")
-        backbone = self.config["fit"].model.backbone
-        if is_choice(backbone):
-            self.parser.error(
-                f"--backbone {backbone} is for finetune fit: name the network to measure"
-            )
-        super().instantiate_classes()
-
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        config = self._get(self.config_init, "trainer")
-        config["default_root_dir"] = self.folder
-        config["logger"] = None
-        config["limit_val_batches"] = 0
-        options = self.config["fit"]
-        options.report = False
-        if options.repeats < 1:
-            self.parser.error(f"repeats must be at least 1, not {options.repeats}")
-        if self.model.is_solved:
-            raise WrongUsage(
-                "benchmark measures training steps, and --model.freeze backbone has none: omit it"
-            )
-        self.recorder = Recorder(options.repeats)
-        trainer = super().instantiate_trainer(**kwargs)
-        self.recorder.attach(trainer)
-        return trainer
-
-    def fit(self, **kwargs: Any) -> None:
-        """Train until the measurement is complete, and print the result."""
-        kwargs.pop("ckpt_path")
+def _measure(
+    layers: Layers, settings: BenchmarkSettings, folder: str, began: float
+) -> dict[str, Any]:
+    """Train until the measurement is complete; return the result, on other ranks than 0 an empty one."""
+    of_fit = {
+        **{"resume": False, "name": None, "report": False, "trainer.default_root_dir": folder},
+        **{"trainer.logger": [], "trainer.limit_val_batches": 0},
+    }
+    parts = build(decide(layers.on_top(Layer("benchmark", "decided", of_fit)), "", began))
+    if parts.model.is_solved:
+        raise WrongUsage(
+            "benchmark measures training steps, and --model.freeze backbone has none: omit it"
+        )
+    recorder = Recorder(settings.repeats)
+    recorder.attach(parts.trainer)
+    with closing(parts.trainer, parts.run):
         try:
-            self.trainer.fit(**kwargs)
+            parts.trainer.fit(parts.model, datamodule=parts.data)
         except MeasurementDone:
             pass
         else:
-            raise ValueError(self.recorder.too_short())
-        if self.trainer.is_global_zero:
-            result = self.recorder.result(self.trainer, self.datamodule)
-            _print_result(result, self.config["fit"].output)
+            raise ValueError(recorder.too_short())
+    return recorder.result(parts.trainer, parts.data) if parts.trainer.is_global_zero else {}
 
 
-def benchmark(arguments: Sequence[str]) -> None:
-    """Measure the fit of a command line.
-
-    Args:
-        arguments: The arguments after `benchmark`.
-    """
-    line = parse_line(arguments)
-    devices = line.last("devices")
-    output = line.last("output")
-    if output is not None:
-        check_target(output, "--out")
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
-    if devices is None or line.asks_for_help():
-        run_lightning(["benchmark", *arguments], BenchmarkCLI)
-        return
-    numbers = [int(number) if number.strip().isdigit() else 0 for number in devices.split(",")]
-    if not all(numbers):
-        raise WrongUsage(f"--devices takes numbers such as 1,2, not {devices!r}")
-    line.flags = [(name, value) for name, value in line.flags if name not in _OF_COMPARISON]
-    rest = format_line("benchmark", line)[1:]
-    results = [_result_of_subprocess(number, rest) for number in numbers]
-    _print_result({**results[0], "scaling": scaling(results)}, output)
-
-
-def _result_of_subprocess(devices: int, arguments: Sequence[str]) -> dict[str, Any]:
+def _result_of_subprocess(devices: str, typed: Sequence[str]) -> dict[str, Any]:
     """Measure a number of devices in a subprocess, and return its result."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "result.json"
-        more = ["--trainer.devices", str(devices), "--output", str(output)]
-        command = [sys.executable, "-m", "finetune", "benchmark", *arguments, *more]
+        # the last value of an option counts
+        more = ["--devices=null", f"--trainer.devices={devices}", f"--output={output}"]
+        command = [sys.executable, "-m", "finetune", *typed, *more]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             code = process.wait()
@@ -145,9 +98,3 @@ def _result_of_subprocess(devices: int, arguments: Sequence[str]) -> dict[str, A
         if code:
             sys.exit(code)  # the subprocess has printed the error
         return json.loads(output.read_text("utf-8"))
-
-
-def _print_result(result: dict[str, Any], output: str | None) -> None:
-    print(text(result), flush=True)
-    if output is not None:
-        replace_text(Path(output), json.dumps(result, indent=1) + "\n")

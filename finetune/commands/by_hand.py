@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from finetune.parity.data_parallel import Epoch, train
+from finetune.settings.all_commands import ByHandSettings
 from finetune.system.files import check_target, replacing
 from finetune.system.messages import WrongUsage
 
@@ -18,53 +19,39 @@ _BLUE = "#1d4ed8"
 _GREY = "#6b7280"
 
 
-def by_hand(
-    devices: str = "cpu",
-    batch_size: int = 256,
-    lr: float = 0.2,
-    epochs: int = 10,
-    root: str = "data/fashion-mnist",
-    dtype: str = "float32",
-    seed: int = 0,
-    output: str = "by_hand.png",
-) -> None:
+def by_hand(options: ByHandSettings) -> None:
     """Train LeNet on Fashion-MNIST on several devices with data parallelism written by hand.
 
     Prints test accuracy and time of training after each epoch, and draws the accuracy curve.
-
-    Args:
-        devices: One replica on each, separated by commas, such as cuda:0,cuda:1; cpu,cpu are two replicas on the CPU,
-            which compute one after another.
-        batch_size: Images in a batch, over all devices together; every batch must divide by the number of devices.
-        lr: Learning rate of plain SGD, for the mean loss over the batch.
-        epochs: Passes over the 60,000 training images.
-        root: Folder with Fashion-MNIST's files, as torchvision stores them; missing files are downloaded.
-        dtype: Of weights and arithmetic, float32 or float64; with float64 any number of devices gives the same
-            accuracies.
-        seed: Seed of the initial weights and of the order of images.
-        output: The PNG file to draw.
     """
-    if dtype not in _DTYPES:
-        raise WrongUsage(f"--dtype {dtype} is not known; valid are: {', '.join(_DTYPES)}")
-    replicas = parse_devices(devices)
-    check_target(output, "--out")
+    replicas = parse_devices(options.devices)
+    check_target(options.output, "--out")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     done: list[Epoch] = []
     for epoch in train(
-        replicas, batch_size, lr, epochs, root=Path(root), dtype=_DTYPES[dtype], seed=seed
+        replicas,
+        options.batch_size,
+        options.lr,
+        options.epochs,
+        root=Path(options.root),
+        dtype=_DTYPES[options.dtype],
+        seed=options.seed,
     ):
         done.append(epoch)
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        Path(options.output).parent.mkdir(parents=True, exist_ok=True)
         print(
             f"epoch {epoch.epoch}  test accuracy {epoch.accuracy:.4f}  time {epoch.seconds:.1f} s",
             flush=True,
         )
         draw_curve(
-            figure, done, f"devices {devices}, batch_size {batch_size}, lr {lr:g}, {dtype}", output
+            figure,
+            done,
+            f"devices {options.devices}, batch_size {options.batch_size}, lr {options.lr:g}, {options.dtype}",
+            options.output,
         )
-    print(f"accuracy curve in {output}")
+    print(f"accuracy curve in {options.output}")
 
 
 def parse_devices(names: str) -> list[torch.device]:

@@ -4,13 +4,13 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from rich.table import Column
 from rich.text import Text
 
 from finetune.commands.plain_table import plain_table, table_console
 from finetune.data.memmap import open_or_none
+from finetune.settings.all_commands import CacheSettings
 from finetune.system.cache_dir import COPIES, COPIES_MARK, IMAGES, cache_dir, has_mark
 from finetune.system.files import unfinished_matching
 from finetune.system.messages import bytes_text, shown
@@ -19,20 +19,17 @@ from finetune.system.process_folder import remove_ended
 _WIDTH = 400  # of a table that is not shown on a terminal, with space for long paths
 
 
-def cache(remove: Literal["all"] | None = None) -> None:
+def cache(options: CacheSettings) -> None:
     """List the caches of decoded images and the copies of images in object storage and in archives, or remove all.
 
     A run that uses a removed cache keeps it until its end, but ends if its copies are removed.
 
     Their folder is that of the variable FINETUNE_CACHE, or else the user's cache folder, ~/.cache/finetune on Linux.
-
-    Args:
-        remove: `all` removes the caches; files that finetune did not write stay.
     """
     folder = cache_dir()
     caches = [path for path in sorted(folder.glob(f"*{IMAGES}")) if has_mark(path)]
     copies = sorted(mark.parent for mark in (folder / COPIES).glob(f"*/{COPIES_MARK}"))
-    if remove is None:
+    if options.remove is None:
         print(f"{'caches' if caches or copies else 'no caches'} in {shown(str(folder))}")
         if caches or copies:
             _print_table(caches, copies)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from finetune.data.datasets.scan import scan
 from finetune.data.file_facts import UNKNOWN, equal_files
 from finetune.data.listing import ScanOptions
 from finetune.data.tables.table_columns import parse_columns
+from finetune.settings.all_commands import CheckSettings
 from finetune.system import openmp
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage, as_wrong_usage, counted, reason, shown
@@ -51,83 +52,59 @@ class LabelNetwork(NamedTuple):
     preparation: dict[str, Any]  # as `image_features` takes it
 
 
-def check(  # noqa: PLR0913 (an argument for each option)
-    folder: str,
-    output: str = ".",
-    lists: str | None = None,
-    weights: str | None = None,
-    backbone: str = "resnet18",
-    image_size: int = 96,
-    ckpt_path: str | None = None,
-    root: str | None = None,
-    columns: str | None = None,
-    labels: Literal["auto", "single", "several"] = "auto",
-    label_separator: str | None = None,
-    corrections: str | None = None,
-) -> None:
+def check(options: CheckSettings) -> None:
     """Find errors in a data set: files, classes, copies across splits, likely label errors, shortcuts.
 
     Writes the page check.html, and check.json. Nothing is changed, moved or deleted. The exit code is 0 if nothing was
     found, 1 if something was found, and 2 if the check failed.
-
-    Args:
-        folder: Folder of the data set, as `fit` takes it: class folders, or train, val and test with class folders. Or
-            a table of images.
-        output: Folder for check.html and check.json.
-        lists: Folder for lists of the files that were found, one for each kind: a path on each line, an empty line
-            between sets.
-        weights: Weights of a network, as `--model.weights` takes them: labels that it finds improbable are ranked.
-        backbone: The network of these weights.
-        image_size: Side in pixels of its input.
-        ckpt_path: A checkpoint of `fit` instead: its network, at its size. A network that was trained on wrong labels
-            may predict them; weights of another task find more of them.
-        root: Folder that paths in a table are relative to.
-        columns: Columns of a table whose names are not the usual ones, such as path:photo,label:breed.
-        labels: Whether an image of a table has one label (`single`) or several; `auto` decides by the table.
-        label_separator: Character between several labels of an image in a table.
-        corrections: File of corrected labels, which `finetune review` writes.
     """
     began = time.perf_counter()
     try:
-        if Path(output).suffix in (".html", ".json") and not os.path.isdir(output):
+        if Path(options.output).suffix in (".html", ".json") and not os.path.isdir(options.output):
             raise WrongUsage(
-                f"--out {output} must be a folder: check.html and check.json are written into it"
+                f"--out {options.output} must be a folder: check.html and check.json are written into it"
             )
         for file in ("check.html", "check.json"):
-            check_target(Path(output, file), "--out")
-        _check_is_ours(Path(output))
-        if lists is not None:
-            check_target(Path(lists, "unreadable.txt"), "--lists")
-        options = ScanOptions(
-            root=root,
-            columns=parse_columns(columns),
-            separator=label_separator,
-            labels=labels,
+            check_target(Path(options.output, file), "--out")
+        _check_is_ours(Path(options.output))
+        if options.lists is not None:
+            check_target(Path(options.lists, "unreadable.txt"), "--lists")
+        how = ScanOptions(
+            root=options.root,
+            columns=parse_columns(options.columns),
+            separator=options.label_separator,
+            labels=options.labels,
         )
-        data = _scanned(folder, options)
-        if corrections is not None:
-            decisions = read_corrections(corrections, "--corrections")
-            data = correct(data, corrections, decisions, with_test=True)
+        data = _scanned(options.folder, how)
+        if options.corrections is not None:
+            decisions = read_corrections(options.corrections, "--corrections")
+            data = correct(data, options.corrections, decisions, with_test=True)
             if data.corrections is not None:
                 print(data.corrections.line())
         # before images are read, so that an error comes early
-        with as_wrong_usage("--weights" if ckpt_path is None else "--ckpt_path"):
-            network = label_network(weights, backbone, image_size, ckpt_path)
+        with as_wrong_usage("--weights" if options.ckpt_path is None else "--ckpt_path"):
+            network = label_network(
+                options.weights, options.backbone, options.image_size, options.ckpt_path
+            )
         num = len(data)
         facts = collect_facts(track(inspect_images(data.paths), num, "reading images"), num)
         findings = worst_first([*_findings(data, facts, network)])
         seconds = time.perf_counter() - began
-        Path(output).mkdir(parents=True, exist_ok=True)
+        Path(options.output).mkdir(parents=True, exist_ok=True)
         network_name = network.name if network else ""
-        write_json(Path(output, "check.json"), data, findings, network_name)
-        write_page(Path(output, "check.html"), data, findings, seconds, network_name)
-        num_unlisted = 0 if lists is None else write_lists(Path(lists), data, findings)
+        write_json(Path(options.output, "check.json"), data, findings, network_name)
+        write_page(Path(options.output, "check.html"), data, findings, seconds, network_name)
+        num_unlisted = (
+            0 if options.lists is None else write_lists(Path(options.lists), data, findings)
+        )
     except OSError as error:
         raise WrongUsage(reason(error)) from error
     _print_findings(data, findings)
-    print(f"report in {Path(output, 'check.html')}, as JSON in {Path(output, 'check.json')}")
-    if lists is not None:
-        _print_lists(lists, findings)
+    print(
+        f"report in {Path(options.output, 'check.html')}, as JSON in {Path(options.output, 'check.json')}"
+    )
+    if options.lists is not None:
+        _print_lists(options.lists, findings)
     if num_unlisted:
         print(
             f"{counted(num_unlisted, 'file')} with a line break in the name cannot be listed: see check.json"

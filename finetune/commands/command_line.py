@@ -1,157 +1,143 @@
-"""Expand a command line: replace short words and positional arguments by full flags.
+"""The layers of a command line or of a call in Python: its configs, its flags, and what stands by its position.
 
-The result has the names of config.yaml, and expanding it again does not change it: Lightning starts the other ranks
-with it. This happens before torch is imported.
+Places are looked at here, before torch is imported: a folder or a checkpoint that does not exist is a line at once, the
+folder of a run stands for its checkpoint, and the address of a run for its local copy.
 """
 
 import difflib
 import glob
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from finetune.commands.config_files import find, shipped
-from finetune.commands.explicit_settings import flag_settings
-from finetune.commands.flag_checks import check_flags, replace_shorthands
-from finetune.commands.flow_yaml import flow_yaml
-from finetune.commands.options import PATHS, POSITIONS, flag_names, in_full
-from finetune.commands.parsed_line import ParsedLine, format_line, parse_line
 from finetune.commands.run_places import (
     check_run_address,
     is_run_address,
     local_checkpoint,
     local_run,
 )
-from finetune.data.addresses import (
-    check_address,
-    check_scheme,
-    is_address,
-    is_in_bucket,
-)
+from finetune.data.addresses import check_address, check_scheme, is_address, is_in_bucket
 from finetune.data.data_place import ARCHIVES, is_archive, is_copied
 from finetune.data.tables.table_file import SUFFIXES, check_supported, is_table
 from finetune.models.hub import is_hub
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
+from finetune.settings.all_commands import COMMANDS
+from finetune.settings.configs import shipped
+from finetune.settings.fields import Setting, settings_of
+from finetune.settings.layers import Layer, Layers, make_layer, read_config
+from finetune.settings.line import Line
 from finetune.system.messages import NotFound, WrongUsage
 
-_WEIGHTS = {"weights", "model.weights"}
-_IMAGE_SUFFIXES = (
-    ".jpg",
-    ".jpeg",
-    ".png",
-    ".webp",
-    ".bmp",
-    ".tif",
-    ".tiff",
-    ".gif",
-    ".avif",
-    ".heic",
-)
-# options whose value may be an address of images
-_IMAGE_PLACES = ("data.predict", "data.root", "data.init_args.root", "verify_on")
-_WITH_CONFIGS = ("fit", "validate", "test", "predict", "benchmark")  # which take shipped configs
+_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic")
+# Settings whose value may be an address of images.
+_IMAGE_PLACES = ("data.predict", "data.root", "verify_on")
 
 
-def in_full_spelling(arguments: Sequence[str]) -> list[str]:
-    """Return the expanded command line of a command that has short words.
+@dataclass
+class _Given:
+    """What a user has given, while places become settings.
+
+    Attributes:
+        command: The command.
+        values: The settings of flags or arguments, by full names.
+        places: What stands by its position and is not a setting yet.
+        has_config: Whether a config is named, which may have the data.
+        may_ask: Whether the settings are only to be printed.
+    """
+
+    command: str
+    values: dict[str, Any]
+    places: list[str]
+    has_config: bool
+    may_ask: bool
+
+    def has(self, *names: str) -> bool:
+        return not self.values.keys().isdisjoint(names)
+
+    def add(self, name: str, value: str) -> None:
+        """Add the setting of a place, which no flag may set to another value."""
+        given = self.values.setdefault(name, value)
+        if given != value:
+            raise WrongUsage(f"is set twice: {value!r} and {given!r}", name)
+
+
+def line_layers(line: Line) -> Layers:
+    """Return the layers of a command line.
 
     Raises:
-        WrongUsage: An option or a positional argument is wrong.
+        WrongUsage: A value or a place is wrong.
     """
-    command = arguments[0]
-    line = parse_line(arguments[1:])
-    replace_shorthands(command, line)
-    check_flags(command, line)
-    must_exist = not line.has("resume")  # a resumed run may continue from another checkpoint
-    line.flags = [_flag_in_full(command, name, value, must_exist) for name, value in line.flags]
-    if line.asks_for_help():
-        line.positionals = []  # `--help all`
-    else:
-        line.positionals = [os.path.expanduser(text) for text in line.positionals]
-        _take_positionals(command, line)
-        if command in _WITH_CONFIGS:
-            _check_configs(line)
-    return format_line(command, line)
+    source = f"finetune {line.command}"
+    is_printed = line.asks == "config"
+    return layers_of(line.command, line.flags, line.configs, line.places, source, is_printed)
 
 
-def _check_configs(line: ParsedLine) -> None:
-    """Check that the configs of a command line exist.
+def layers_of(
+    command: str,
+    values: Mapping[str, Any],
+    configs: Sequence[str] = (),
+    places: Sequence[str] = (),
+    source: str = "finetune",
+    is_printed: bool = False,
+) -> Layers:
+    """Return the layers of configs, settings and places.
+
+    Args:
+        command: The command whose settings they are.
+        values: Settings by short words or full names, as text or as their type.
+        configs: Paths or names of configs, of which the last one wins.
+        places: What stands by its position: folders, checkpoints, images.
+        source: Who gives the values, for errors.
+        is_printed: Whether the settings are only to be printed, so that images need not be named.
 
     Raises:
-        NotFound: One does not.
+        WrongUsage: A setting does not exist, or a value or a place is wrong.
     """
-    for name, value in line.flags:
-        if name == "config":
-            find(value or "")
+    flags = make_layer(command, Layer(source, "flag"), values)
+    layers = [read_config(command, name) for name in configs]
+    found = [os.path.expanduser(place) for place in places]
+    if command != "predict" and flags.values.get("data.predict") is not None:
+        raise WrongUsage("images to classify are for finetune predict, not here", "data.predict")
+    given = _Given(command, dict(flags.values), found, bool(configs), is_printed)
+    must_exist = not given.values.get("resume")  # a run that continues has a checkpoint of its own
+    for name, value in given.values.items():
+        setting = settings_of(COMMANDS[command].settings).get(name)
+        if setting is not None and isinstance(value, str):
+            given.values[name] = _checked_place(command, setting, value, must_exist)
+    _take_places(given)
+    return Layers(command, (*layers, flags._replace(values=given.values)))
 
 
-def with_images(arguments: Sequence[str]) -> list[str]:
-    """Return the command line with the images after `--` as the value of their flag.
-
-    They are not a flag earlier because there may be many: Linux limits each argument of a new process to 128 KiB.
-    """
-    command = arguments[0]
-    line = parse_line(arguments[1:])
-    option = _images_option(command)
-    if option and line.positionals:
-        paths = line.positionals
-        line.positionals = []
-        is_plain = len(paths) == 1 and paths[0][0] not in "[-"  # these begin a YAML list or a flag
-        line.flags.append((option, paths[0] if is_plain else flow_yaml(paths)))
-    return format_line(command, line)
-
-
-def _images_option(command: str) -> str | None:
-    """Return the full name of the option whose images are positional arguments; None for none."""
-    return "data.predict" if "data.predict" in POSITIONS.get(command, ()) else None
-
-
-def _flag_in_full(
-    command: str, name: str, value: str | None, must_exist: bool
-) -> tuple[str, str | None]:
-    """Return a flag with its full name, and its value with expanded paths.
+def _checked_place(command: str, setting: Setting, value: str, must_exist: bool) -> str:
+    """Return the path or address in a setting; the checkpoint of the folder of a run.
 
     Raises:
         NotFound: A checkpoint does not exist, although it must.
+        WrongUsage: An address is wrong, or the command takes none there.
     """
-    full = in_full(command, name)
-    if value and full in PATHS:
-        value = os.path.expanduser(value)
-    if value and (is_address(value) or _takes_images(command, full)):
-        _check_address(command, full, value)
-    if value and full == "trainer.default_root_dir" and not is_address(value):
+    name = setting.name
+    takes_images = name in _IMAGE_PLACES or (name == "root" and command in ("check", "export"))
+    if takes_images:
         check_scheme(value)
-        existing = next(
-            path
-            for path in (Path(value).absolute(), *Path(value).absolute().parents)
-            if path.exists()
-        )
-        if not existing.is_dir():
-            raise WrongUsage(
-                f"{flag_names(command, full)} {value}: {existing} is a file, not a folder"
-            )
-    is_run = value and full in _WEIGHTS and _is_folder_of_weights(value)
-    if value and (is_run or (full == "ckpt_path" and value != "null")):
-        value = _checkpoint(command, value, must_exist)
-    return full, value
-
-
-def _check_address(command: str, full: str, value: str) -> None:
-    """Check the address in a flag, of images or of a run."""
-    if _takes_images(command, full):
-        check_scheme(value)
-    if not is_address(value):
-        return
-    if _takes_images(command, full):
+    if is_address(value) and takes_images:
         check_address(value)
-    elif full in PATHS:
-        check_run_address(command, full, value)
+    elif is_address(value) and setting.is_path:
+        check_run_address(command, name, value)
+    if name == "trainer.default_root_dir" and not is_address(value):
+        _check_can_be_folder(name, value)
+    is_run = name in ("weights", "model.weights") and _is_folder_of_weights(value)
+    return _checkpoint(command, value, must_exist) if is_run or name == "ckpt_path" else value
 
 
-def _takes_images(command: str, full: str) -> bool:
-    """Return whether the value of an option is the place of images."""
-    return full in _IMAGE_PLACES or (full == "root" and command in ("check", "export"))
+def _check_can_be_folder(name: str, value: str) -> None:
+    check_scheme(value)
+    path = Path(value).absolute()
+    existing = next(place for place in (path, *path.parents) if place.exists())
+    if not existing.is_dir():
+        raise WrongUsage(f"{value}: {existing} is a file, not a folder", name)
 
 
 def _checkpoint(command: str, path: str, must_exist: bool = True) -> str:
@@ -161,7 +147,7 @@ def _checkpoint(command: str, path: str, must_exist: bool = True) -> str:
     if must_exist and not os.path.exists(path):
         hint = _nearest(path) or ": pass the folder of a run, or a file such as best.ckpt"
         raise NotFound(f"there is no checkpoint {path!r}{hint}")
-    if path.lower().endswith(_IMAGE_SUFFIXES):
+    if path.lower().endswith(_IMAGES):
         raise WrongUsage(
             f"{path!r} is an image: a checkpoint, or a run's folder, comes before the images"
         )
@@ -174,73 +160,143 @@ def _is_rank_zero() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
-def _take_positionals(command: str, line: ParsedLine) -> None:
-    """Replace positional arguments by flags, in the order of `POSITIONS`.
+def _take_places(given: _Given) -> None:
+    """Make settings of what stands by its position, in the order of the usage line."""
+    takers: dict[str, Callable[[_Given], None]] = {
+        "ckpt_path": _take_checkpoint,
+        "data.predict": _take_images,
+        "data.root": _take_data,
+        "folder": _take_folder,
+        "run": _take_rest,
+        "runs": _take_all,
+        "pattern": _take_rest,
+    }
+    settings = settings_of(COMMANDS[given.command].settings)
+    for name in sorted(takers, key=[*takers].index):
+        has_place = name in settings and settings[name].about.place
+        if has_place and not (name == "data.predict" and given.command != "predict"):
+            takers[name](given)
+    if given.places:
+        what = "one checkpoint, and no" if "ckpt_path" in settings else "only options, and no"
+        raise WrongUsage(f"finetune {given.command} takes {what} {given.places[0]!r}")
 
-    Images stay after `--`, since Linux limits an argument to 128 KiB. The folder of `check` and `review` stays
-    positional, too: their functions take it by position.
-    """
-    if command == "review" and len(line.positionals) == 2:
-        _add_flag(command, line, "run", line.positionals.pop())
-    for full in POSITIONS[command]:
-        if full == "ckpt_path":
-            _take_checkpoint(command, line)
-        elif full == "data.predict":
-            _check_images(command, full, line)
-        else:
-            _take_folder(command, full, line)
-    if list(POSITIONS[command]) == ["ckpt_path"] and line.positionals:
-        raise WrongUsage(f"finetune {command} takes one checkpoint, and no {line.positionals[0]!r}")
-    if not POSITIONS[command] and line.positionals:
-        raise WrongUsage(f"finetune {command} takes only options, and no {line.positionals[0]!r}")
+
+def _take_checkpoint(given: _Given) -> None:
+    """Take the first place as the checkpoint, unless a flag names one."""
+    command = given.command
+    if given.has("ckpt_path"):
+        return
+    lacks_images = command == "predict" and len(given.places) == 1 and not given.has("data.predict")
+    if lacks_images and not _is_checkpoint(given.places[0]):
+        raise WrongUsage(
+            f"the checkpoint, or a run's folder, comes first: finetune {command} CKPT IMAGES"
+        )
+    if not given.places:
+        raise WrongUsage("needs a checkpoint, or a run's folder", "ckpt_path")
+    given.values["ckpt_path"] = _checkpoint(command, given.places.pop(0))
 
 
-def _take_folder(command: str, full: str, line: ParsedLine) -> None:
-    """Replace a folder of images by its flag; with a config, the folder is the root of its data."""
+def _take_images(given: _Given) -> None:
+    """Take all places as images, which must exist."""
+    name = "data.predict"
+    if given.places and given.has(name):
+        raise WrongUsage(f"images are passed twice: by --{name}, and {given.places[0]!r}")
+    if not given.places and not given.has(name, "data.class_path") and not given.has_config:
+        kinds = "images, folders, globs or a LIST.txt"
+        raise WrongUsage(f"finetune predict needs {kinds}: finetune predict CKPT IMAGES (--{name})")
+    for path in given.places:
+        check_scheme(path)
+        if is_address(path):
+            check_address(path)
+            continue
+        is_glob = glob.has_magic(path) and next(glob.iglob(path, recursive=True), None) is not None
+        if not os.path.exists(path) and not is_glob:
+            raise NotFound(f"there is no image, folder, list or glob {path!r}{_nearest(path)}")
+    if given.places:
+        given.values[name] = given.places[0] if len(given.places) == 1 else given.places
+        given.places = []
+
+
+def _take_data(given: _Given) -> None:
+    """Take the place of the images; with a config, it replaces that of its data."""
+    command = given.command
     is_training = command in ("fit", "benchmark")
-    if is_training and line.has("resume"):
-        _take_run(line)
-    has_data = is_training and line.has("config", "data", "data.class_path")
-    if not line.positionals:
-        if is_training and not has_data:
-            _check_has_data(command, line)
+    if is_training and "resume" in given.values:
+        _take_run(given)
+    has_data = is_training and (given.has_config or given.has("data.class_path"))
+    if not given.places:
+        is_named = given.has("data.root", "data.table", "resume")
+        if is_training and not has_data and not is_named and not given.may_ask:
+            hint = f"finetune {command} FOLDER; or a shipped config: --config hotdog.yaml"
+            raise WrongUsage(f"no data: pass the folder of your images, as in {hint}")
         return
-    place = POSITIONS[command][full]
-    folder = _only_one(f"finetune {command} {place}", line.positionals)
-    check_scheme(folder)
-    line.positionals = [folder]
-    if is_address(folder):
-        check_address(folder)
-        if command == "review" and not is_copied(folder):
-            raise WrongUsage(
-                "finetune review needs a local folder or an archive, not a folder there"
-            )
-        if is_table(folder):
-            raise WrongUsage(
-                f"the table {folder!r} is not a local file: copy it, and pass the folder of its images: "
-                f"finetune fit TABLE --data.root {os.path.dirname(folder)}"
-            )
-    if full == "folder":
-        return
+    place = _only_place(given)
+    _check_images_there(command, place)
     if is_training:
-        _check_no_config(command, folder)
-    if is_table(folder):
-        if not os.path.exists(folder):
-            raise NotFound(f"the table {folder!r} does not exist{_nearest(folder)}")
-        _add_flag(command, line, "data.table", folder)
-        line.positionals = []
+        _check_no_config(command, place)
+    if is_table(place):
+        if not os.path.exists(place):
+            raise NotFound(f"the table {place!r} does not exist{_nearest(place)}")
+        given.add("data.table", place)
         return
     if not has_data:
-        _check_folder(folder)
-    _add_flag(command, line, full, folder)
-    line.positionals = []
+        _check_folder(place)
+    given.add("data.root", place)
 
 
-def _check_has_data(command: str, line: ParsedLine) -> None:
-    has_place = not flag_settings(line).keys().isdisjoint(("data.root", "data.table"))
-    if not has_place and not line.has("print_config", "resume"):
-        hint = f"finetune {command} FOLDER; or a shipped config: --config hotdog.yaml"
-        raise WrongUsage(f"no data: pass the folder of your images, as in {hint}")
+def _take_folder(given: _Given) -> None:
+    """Take the folder of an own command."""
+    is_optional = given.command == "runs"
+    if given.command == "review" and len(given.places) == 2:
+        given.add("run", given.places.pop())
+    if given.has("folder"):
+        return
+    if not given.places:
+        if is_optional:
+            return
+        raise WrongUsage(f"FOLDER is missing: finetune {given.command} FOLDER|TABLE")
+    place = _only_place(given)
+    if not is_optional:
+        _check_images_there(given.command, place)
+    given.values["folder"] = place
+
+
+def _take_rest(given: _Given) -> None:
+    name = "run" if given.command == "review" else "pattern"
+    if given.places:
+        given.add(name, _only_place(given))
+
+
+def _take_all(given: _Given) -> None:
+    given.values["runs"] = given.places
+    given.places = []
+
+
+def _only_place(given: _Given) -> str:
+    """Return the only place, and take it away."""
+    places = given.places
+    given.places = []
+    if len(places) > 1:
+        named = " ".join(map(repr, places[:3]))
+        raise WrongUsage(
+            f"one folder is needed, not {len(places)} ({named}): finetune {given.command} FOLDER"
+        )
+    return places[0]
+
+
+def _check_images_there(command: str, place: str) -> None:
+    """Check the address of images, if it is one."""
+    check_scheme(place)
+    if not is_address(place):
+        return
+    check_address(place)
+    if command == "review" and not is_copied(place):
+        raise WrongUsage("finetune review needs a local folder or an archive, not a folder there")
+    if is_table(place):
+        raise WrongUsage(
+            f"the table {place!r} is not a local file: copy it, and pass the folder of its images: "
+            f"finetune fit TABLE --data.root {os.path.dirname(place)}"
+        )
 
 
 def _check_no_config(command: str, folder: str) -> None:
@@ -253,75 +309,30 @@ def _check_no_config(command: str, folder: str) -> None:
         )
 
 
-def _take_run(line: ParsedLine) -> None:
-    """Replace the run in `fit --resume RUN`, a run's folder or a path in it, by the value of `--resume`."""
-    runs = [path for path in line.positionals if run_of(path) or is_run_address(path)]
+def _take_run(given: _Given) -> None:
+    """Make the value of `resume` of the run in `fit --resume RUN`: a run's folder or a path in it."""
+    runs = [path for path in given.places if run_of(path) or is_run_address(path)]
+    named = given.values["resume"]
+    if len(runs) > 1:
+        raise WrongUsage("one run is needed: finetune fit --resume RUN")
     if runs:
-        run = _only_one("finetune fit --resume RUN", runs)
-        line.positionals.remove(run)
-        line.flags = [(name, value) for name, value in line.flags if name != "resume"]
-        line.flags.append(("resume", run))
-    if line.has("resume"):
-        for path in line.positionals:
-            if not is_address(path) and not os.path.exists(path):
-                kinds = "the folder of a run or a folder of images"
-                raise NotFound(f"--resume: {path!r} does not exist; pass {kinds}{_nearest(path)}")
-    named = line.last("resume")
-    if named and named.lower() not in ("true", "false"):
+        given.places.remove(runs[0])
+        named = runs[0]
+    for path in given.places:
+        if not is_address(path) and not os.path.exists(path):
+            kinds = "the folder of a run or a folder of images"
+            raise NotFound(f"--resume: {path!r} does not exist; pass {kinds}{_nearest(path)}")
+    if isinstance(named, str):
         run = local_run(named) if is_in_bucket(named) else run_of(named)
         if not run:
             raise NotFound(f"--resume {named}: that is not the folder of a run{_nearest(named)}")
-        line.flags = [(name, run if name == "resume" else value) for name, value in line.flags]
-
-
-def _take_checkpoint(command: str, line: ParsedLine) -> None:
-    """Replace the first positional argument by the flag of the checkpoint, unless a flag or a config names one."""
-    option = _images_option(command)
-    if (
-        option
-        and len(line.positionals) == 1
-        and not line.has("ckpt_path", option)
-        and not _is_checkpoint(line.positionals[0])
-    ):
-        raise WrongUsage(
-            f"the checkpoint, or a run's folder, comes first: finetune {command} CKPT IMAGES"
-        )
-    if line.has("ckpt_path"):
-        return
-    if line.positionals:
-        line.flags.insert(0, ("ckpt_path", _checkpoint(command, line.positionals.pop(0))))
-    # The config of one of our own commands may name the checkpoint.
-    elif not line.has("config") or command in ("validate", "test", "predict"):
-        raise WrongUsage(
-            f"finetune {command} needs a checkpoint, or a run's folder: {flag_names(command, 'ckpt_path')}"
-        )
-
-
-def _check_images(command: str, full: str, line: ParsedLine) -> None:
-    """Check that there are images, by positional arguments or by the flag `full`, and that they exist."""
-    if line.positionals and line.has(full):
-        raise WrongUsage(f"images are passed twice: by --{full}, and {line.positionals[0]!r}")
-    if not line.positionals and not line.has(full, "config", "data"):
-        kinds = "images, folders, globs or a LIST.txt"
-        raise WrongUsage(
-            f"finetune {command} needs {kinds}: finetune {command} CKPT IMAGES (--{full})"
-        )
-    for path in line.positionals:
-        check_scheme(path)
-        if is_address(path):
-            check_address(path)
-            continue
-        if not os.path.exists(path) and not (
-            glob.has_magic(path) and next(glob.iglob(path, recursive=True), None)
-        ):
-            raise NotFound(f"there is no image, folder, list or glob {path!r}{_nearest(path)}")
+        named = run
+    given.values["resume"] = named
 
 
 def _is_checkpoint(path: str) -> bool:
-    is_run = any(
-        os.path.exists(os.path.join(path, name))
-        for name in ("checkpoints", "best.ckpt", "last.ckpt")
-    )
+    names = ("checkpoints", "best.ckpt", "last.ckpt")
+    is_run = any(os.path.exists(os.path.join(path, name)) for name in names)
     return path.endswith((".ckpt", ".onnx", ".safetensors")) or is_run or is_hub(path)
 
 
@@ -335,14 +346,6 @@ def _is_folder_of_weights(path: str) -> bool:
     return os.path.isdir(path) and (
         os.sep in path or os.path.isdir(os.path.join(path, "checkpoints"))
     )
-
-
-def _only_one(usage: str, paths: list[str]) -> str:
-    if len(paths) > 1:
-        raise WrongUsage(
-            f"one folder is needed, not {len(paths)} ({' '.join(map(repr, paths[:3]))}): {usage}"
-        )
-    return paths[0]
 
 
 def _check_folder(folder: str) -> None:
@@ -366,12 +369,3 @@ def _nearest(path: str) -> str:
     except OSError:
         near = []
     return f"; did you mean {os.path.join(folder, near[0])!r}?" if near else ""
-
-
-def _add_flag(command: str, line: ParsedLine, name: str, value: str) -> None:
-    """Add a flag, unless it is there already with the same value."""
-    existing = flag_settings(line).get(name)
-    if existing is not None and existing != value:
-        raise WrongUsage(f"{flag_names(command, name)} is set twice: {value!r} and {existing!r}")
-    if existing is None:
-        line.flags.append((name, value))

@@ -9,9 +9,10 @@ import os
 import re
 import sys
 
-from finetune.commands.options import OPTIONS
+from finetune.settings.all_commands import COMMANDS
+from finetune.settings.fields import option_name, settings_of
 from finetune.system.killed_worker import is_killed_worker_error
-from finetune.system.messages import PACKAGE, is_raised_for_user, shown
+from finetune.system.messages import PACKAGE, WrongUsage, is_raised_for_user, shown
 
 # The text of such an error includes its traceback.
 _WORKER_ERROR = r"Caught (\w+) in (DataLoader worker|pin memory thread)"
@@ -28,16 +29,6 @@ _OF_LIGHTNING = (
 )
 
 
-def unwrap(error: BaseException) -> BaseException:
-    """Return the error of a constructor, without jsonargparse's errors around it."""
-    while (
-        str(error).startswith("Does not validate against any of the Union")
-        and error.__cause__ is not None
-    ):
-        error = error.__cause__
-    return error
-
-
 def find_interruption(error: BaseException) -> BaseException:
     """Return the stop by a signal during which `error` was raised; `error` itself if there was none."""
     # Not imported, since that would import torch: if it is not loaded, it cannot have raised the error.
@@ -48,7 +39,7 @@ def find_interruption(error: BaseException) -> BaseException:
 def exit_code(error: BaseException) -> int:
     """Return the exit code of the program after an error: 2 for wrong usage, else 1."""
     is_wrong_usage = type(error).__name__ == "MisconfigurationException"  # Lightning's class for it
-    return getattr(unwrap(error), "exit_code", 2 if is_wrong_usage else 1)
+    return getattr(error, "exit_code", 2 if is_wrong_usage else 1)
 
 
 def one_line(error: BaseException, command: str = "fit") -> str | None:
@@ -62,7 +53,9 @@ def one_line(error: BaseException, command: str = "fit") -> str | None:
     signals = sys.modules.get("finetune.distributed.signals")
     if isinstance(error, getattr(signals, "Interrupted", ())):
         return str(error)
-    error = unwrap(error)
+    if isinstance(error, WrongUsage) and error.setting and command in COMMANDS:
+        option = option_name(COMMANDS[command].settings, error.setting, command)
+        return f"{option} {' '.join(error.text.split())}"
     text = str(error)
     line = _out_of_memory(error, text, command) or _unusable_gpu(text) or _unfit_weights(text)
     if line:
@@ -96,7 +89,9 @@ def _out_of_memory(error: BaseException, text: str, command: str) -> str | None:
     if is_killed_worker_error(error):
         return "a DataLoader worker was killed, perhaps for lack of memory: fewer --data.num_workers may help"
     is_allocation_error = "ArrayMemoryError" in text or "DefaultCPUAllocator" in text
-    has_batches = "data.batch_size" in OPTIONS.get(command, ())
+    has_batches = command in COMMANDS and "data.batch_size" in settings_of(
+        COMMANDS[command].settings
+    )
     if isinstance(error, MemoryError) or is_allocation_error:
         hint = ": a smaller --batch (--data.batch_size) or fewer --workers (--data.num_workers) may help"
         return f"out of memory{hint if has_batches else ''}"

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from finetune.commands.export_target import (
     put_file_in_place,
@@ -37,6 +37,7 @@ from finetune.runs.headline import data_set
 from finetune.runs.model_card import model_card
 from finetune.runs.record import read_run
 from finetune.runs.run_search import is_run_folder
+from finetune.settings.all_commands import ExportSettings
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage
 from finetune.system.progress import track
@@ -44,13 +45,7 @@ from finetune.system.progress import track
 _NUM_CALIBRATED = 200  # images for int8
 
 
-def export(
-    ckpt_path: str,
-    format: Literal["onnx", "safetensors", "timm"] = "onnx",
-    output: str | None = None,
-    verify_on: str | None = None,
-    quantize: str | None = None,
-) -> Path:
+def export(options: ExportSettings) -> Path:
     """Write a checkpoint as a file for other programs that predicts as the checkpoint does.
 
     An .onnx takes images of the network's size, (N, h, w, 3) uint8 RGB, and returns probabilities (N, K): normalisation
@@ -58,34 +53,25 @@ def export(
     written that `timm.create_model` and the Hugging Face hub can read. The result is discarded if a probability differs
     from the checkpoint's by more than 1e-4, or if a class differs.
 
-    Args:
-        ckpt_path: A checkpoint of `finetune fit`.
-        format: onnx for onnxruntime and most others, safetensors for the weights alone, timm for a folder in timm's
-            layout.
-        output: The file or folder; null for one next to the checkpoint.
-        verify_on: Image, folder, glob or text file with a path on each line. At most 64 images are compared; those of
-            `quantize` or synthetic images by default.
-        quantize: Image folder for an .onnx in int8 of a quarter of the size, calibrated on at most 200 of its images.
-            Its predictions differ from the checkpoint's: the number of other classes is reported.
 
     Returns:
         The file or folder.
     """
-    checkpoint = read_checkpoint(ckpt_path)
+    checkpoint = read_checkpoint(options.ckpt_path)
     if isinstance(checkpoint, ExportedCheckpoint):
         raise WrongUsage(
-            f"{ckpt_path} is an exported file: use the checkpoint from which it was exported"
+            f"{options.ckpt_path} is an exported file: use the checkpoint from which it was exported"
         )
-    if quantize and format != "onnx":
-        raise WrongUsage(f"--quantize makes an .onnx, not --format {format}")
-    if format == "timm":
-        return _export_timm(ckpt_path, checkpoint, output, verify_on)
-    target = _target_file(ckpt_path, format, output, quantize)
+    if options.quantize and options.format != "onnx":
+        raise WrongUsage(f"--quantize makes an .onnx, not --format {options.format}")
+    if options.format == "timm":
+        return _export_timm(options.ckpt_path, checkpoint, options.output, options.verify_on)
+    target = _target_file(options.ckpt_path, options.format, options.output, options.quantize)
     description_path = target.with_name(f"{target.name}.json")
     for path in (target, description_path):
         check_target(path, "--out")
-    predictor = Predictor(ckpt_path, checkpoint=checkpoint)
-    images = images_to_verify(verify_on or quantize)
+    predictor = Predictor(options.ckpt_path, checkpoint=checkpoint)
+    images = images_to_verify(options.verify_on or options.quantize)
     print(
         f"writing {predictor.network_name} as {target.name}, which takes some seconds",
         file=sys.stderr,
@@ -94,19 +80,19 @@ def export(
     with workplace() as folder:
         file = folder / target.name
         module = EndToEnd(predictor.model, predictor.calibration).eval()
-        suffix, write = WRITERS[format]
+        suffix, write = WRITERS[options.format]
         write(module, predictor.image_size, packed(checkpoint), file)
         prepared = images.prepared(predictor)
         agreement = compare_prepared(predictor, load_exported(file), prepared)
         check_agreement(agreement, f"{suffix} file", images.description)
         agreements = {"verified": agreement}
         message = describe_agreement(agreement, images.description, predictor.label_kind)
-        if quantize:
-            file = _quantized(predictor, file, quantize)
+        if options.quantize:
+            file = _quantized(predictor, file, options.quantize)
             of_int8 = compare_prepared(predictor, load_exported(file), prepared)
             agreements = {"verified_before_int8": agreement, "int8": of_int8}
             message = describe_int8(of_int8, images.description, predictor.label_kind)
-        facts = about(predictor, checkpoint, format, agreements)
+        facts = about(predictor, checkpoint, options.format, agreements)
         put_file_in_place(file, facts, target, description_path)
     megabytes = target.stat().st_size / 1e6
     print(f"{target} ({megabytes:.1f} MB), and {description_path.name} about it")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Column
 from rich.text import Text
 
-from finetune.commands.parser import OneLineErrorParser, PlainHelpFormatter
 from finetune.commands.plain_table import plain_table, table_console
+from finetune.settings.all_commands import BackbonesSettings
 from finetune.system.messages import NotFound, install
 
 if TYPE_CHECKING:
@@ -20,41 +20,11 @@ _WIDTH = 160  # of a table that is not shown on a terminal
 _MOST_COUNTED = (
     100  # networks whose parameters are counted: each is built, which takes a tenth of a second
 )
-_HELP = """\
-Lists the networks that --backbone takes: those of torchvision and, if it is installed, of timm. Without a
-pattern or --local, those of timm are only counted.
-
-for example:
-  finetune backbones
-  finetune backbones '*vit*'
-  finetune backbones --local"""
 
 
-def make_parser() -> OneLineErrorParser:
-    """Return the parser of the command."""
-    parser = OneLineErrorParser(
-        prog="finetune backbones",
-        usage="finetune backbones [PATTERN] [--local] [--json]",
-        description=_HELP,
-        formatter_class=PlainHelpFormatter,
-    )
-    parser.add_argument(
-        "pattern",
-        nargs="?",
-        metavar="PATTERN",
-        help="Part of a name, or a pattern such as '*vit*' or 'timm/*'.",
-    )
-    parser.add_argument(
-        "--local", action="store_true", help="Only those whose weights are on this machine."
-    )
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
-    return parser
-
-
-def list_backbones(arguments: Sequence[str]) -> None:
-    """List networks; see `finetune backbones --help`."""
-    options = make_parser().parse_args(list(arguments))
-    # After the options are checked: it imports torch, for seconds.
+def list_backbones(options: BackbonesSettings) -> None:
+    """List networks."""
+    # imports torch, for seconds
     from finetune.models.network_list import timm_networks, torchvision_networks
 
     of_timm = list(timm_networks())

@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from rich import box
@@ -15,7 +14,7 @@ from finetune.distributed.launch import check_num_processes
 from finetune.parity import many_processes, one_process
 from finetune.parity.one_process import Trained, distance
 from finetune.profiling.step_timing import torch_threads
-from finetune.system.messages import WrongUsage
+from finetune.settings.all_commands import ParitySettings
 
 # Rounding depends on the order of sums, and its error grows with the steps: 1e-16 per sum in float64, 1e-7 in float32.
 # Any mistake (a missing gradient, a mean instead of a sum) is above 1e-4 after ten steps: see the tests' controls.
@@ -36,33 +35,22 @@ class Row:
     skipped: str = ""
 
 
-def parity(
-    devices: int = 2, steps: int = 10, dtype: Literal["float64", "float32"] = "float64"
-) -> None:
+def parity(options: ParitySettings) -> None:
     """Train the same networks on the same images in every way that uses several devices, and compare the weights.
 
     Takes a minute or two on two cores. Uses CUDA devices if there are enough, or else processes and replicas on the
     CPU, each with one thread. Exits with 1 if a way differs from one device by more than its tolerance.
-
-    Args:
-        devices: Devices of each way; branches always take two.
-        steps: Training steps to take.
-        dtype: Of weights and arithmetic.
     """
-    if devices < 1 or steps < 1:
-        raise WrongUsage(f"--devices and --steps must be at least 1, got {devices} and {steps}")
-    has_gpus = torch.cuda.device_count() >= devices
-    check_num_processes(devices, "cuda" if has_gpus else "cpu", "--devices")
-    if dtype not in TOLERANCES:
-        raise WrongUsage(f"--dtype must be one of {', '.join(TOLERANCES)}, got {dtype}")
+    has_gpus = torch.cuda.device_count() >= options.devices
+    check_num_processes(options.devices, "cuda" if has_gpus else "cpu", "devices")
     with (
         torch_threads(1),
         tempfile.TemporaryDirectory(prefix="finetune-parity-") as folder,
         Console(stderr=True).status("") as status,
     ):
-        rows = compare(Path(folder), devices, steps, dtype, status.update)
-    tolerance = TOLERANCES[dtype]
-    print_table(rows, dtype, tolerance, steps)
+        rows = compare(Path(folder), options.devices, options.steps, options.dtype, status.update)
+    tolerance = TOLERANCES[options.dtype]
+    print_table(rows, options.dtype, tolerance, options.steps)
     wrong = [
         row.name for row in rows if row.difference is not None and not row.difference <= tolerance
     ]

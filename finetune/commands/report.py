@@ -1,11 +1,8 @@
 """`finetune report` writes the report of a run, and `finetune compare` a page about several runs."""
 
-import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from finetune.commands.parser import OneLineErrorParser, PlainHelpFormatter
 from finetune.commands.run_places import local_results
 from finetune.data.addresses import is_address
 from finetune.inference.image_viewer import image_viewer
@@ -14,82 +11,39 @@ from finetune.runs.comparison import write_comparison
 from finetune.runs.headline import headline
 from finetune.runs.html_report import write_report
 from finetune.runs.record import RunRecord, read_run
+from finetune.settings.all_commands import CompareSettings, ReportSettings
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage
 
-_REPORT = """\
-Writes report.html into a run's folder: the result, classes, mistakes, how to repeat it.
 
-for example:
-  finetune report runs/fit/version_0
-  finetune report runs/fit/version_0 --out result.html"""
-_COMPARE = """\
-Compares runs on one page: results with intervals, and settings that differ. Two runs that were tested on the
-same images are also compared image by image.
-
-for example:
-  finetune compare runs/fit/version_0 runs/fit/version_1
-  finetune compare runs/fit/version_* --out all.html"""
-
-
-def report(arguments: Sequence[str]) -> None:
-    """Write the report of a run; see `finetune report --help`."""
-    usage = "RUN [--out FILE.html]"
-    parser = _parser("report", usage, _REPORT, "report.html in the run's folder")
-    parsed = parser.parse_args(list(arguments))
-    if len(parsed.runs) != 1:
+def report(options: ReportSettings) -> None:
+    """Write the report of a run."""
+    if len(options.runs) != 1:
         raise WrongUsage(
             "name the folder of one run: finetune report RUN (finetune compare RUN_A RUN_B compares runs)"
         )
-    if is_address(parsed.runs[0]) and parsed.output is None:
+    if is_address(options.runs[0]) and options.output is None:
         raise WrongUsage("the report of a run in object storage needs a place: --out FILE.html")
-    run = local_results(parsed.runs[0])
+    run = local_results(options.runs[0])
     record = read_run(run)
-    target = _target(parsed.output, run / "report.html")
+    target = _target(options.output, run / "report.html")
     page_of(record, target)
     print(headline(record))
     print(f"report in {target}")
 
 
-def compare(arguments: Sequence[str]) -> None:
-    """Compare runs on one page; see `finetune compare --help`."""
-    usage = "RUN_A RUN_B [RUN ...] [--out FILE.html]"
-    parsed = _parser("compare", usage, _COMPARE, "comparison.html").parse_args(list(arguments))
-    if len(parsed.runs) < 2:
+def compare(options: CompareSettings) -> None:
+    """Compare runs on one page."""
+    if len(options.runs) < 2:
         raise WrongUsage("two runs are needed: finetune compare RUN_A RUN_B")
-    records = [read_run(local_results(run)) for run in parsed.runs]
+    records = [read_run(local_results(run)) for run in options.runs]
     if len({record.path.resolve() for record in records}) < len(records):
         raise WrongUsage("one run is named twice: finetune compare RUN_A RUN_B")
-    target = _target(parsed.output, Path("comparison.html"))
+    target = _target(options.output, Path())
     checkpoint = _checkpoint(records[0]) if len(records) == 2 else None
     viewer = image_viewer(Predictor(checkpoint)) if checkpoint else None
     print(write_comparison(records, viewer, target))
     print(f"report in {target}")
-
-
-def _parser(
-    command: str, usage: str, description: str, default_page: str
-) -> argparse.ArgumentParser:
-    parser = OneLineErrorParser(
-        prog=f"finetune {command}",
-        usage=f"finetune {command} {usage}",
-        description=description,
-        formatter_class=PlainHelpFormatter,
-    )
-    parser.add_argument(
-        "runs",
-        nargs="*",
-        metavar="RUN",
-        help="Folder of a run of `finetune fit` or `finetune test`.",
-    )
-    parser.add_argument(
-        "--out",
-        "--output",
-        dest="output",
-        metavar="FILE.html",
-        help=f"The page to write [{default_page}].",
-    )
-    return parser
 
 
 def _target(output: str | None, default: Path) -> Path:

@@ -8,12 +8,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from finetune.data.addresses import is_address
 from finetune.data.corrections import CorrectionsFile
 from finetune.data.listing import ScanOptions
 from finetune.data.tables.table_columns import parse_columns
+from finetune.settings.all_commands import ReviewSettings
 from finetune.system.file_names import composed
 from finetune.system.files import check_target
 from finetune.system.messages import (
@@ -37,62 +38,43 @@ _IMAGE_SIZE = 96  # pixels
 _SECONDS_TO_STOP = 5.0
 
 
-def review(  # noqa: PLR0913 (an argument for each option)
-    folder: str,
-    run: str | None = None,
-    output: str | None = None,
-    weights: str | None = None,
-    port: int = 0,
-    root: str | None = None,
-    columns: str | None = None,
-    labels: Literal["auto", "single", "several"] = "auto",
-    label_separator: str | None = None,
-) -> None:
+def review(options: ReviewSettings) -> None:
     """Correct labels on a page on this machine, the most doubtful ones first.
 
     Decisions are appended to corrections.csv; no image is changed, moved or deleted. `finetune fit FOLDER
     --data.corrections corrections.csv` trains with them.
-
-    Args:
-        folder: Folder or table of the data set, as `fit` takes it.
-        run: Folder of a run: images that it classified wrongly in its test are shown early.
-        output: The file to append to. By default corrections.csv in the folder.
-        weights: Weights of a ResNet-18, as `--model.weights` takes them, for similar images and doubtful labels. By
-            default the network of the run, of any kind, or published weights that an earlier command has downloaded.
-        port: Port to listen at; 0 takes a free one.
-        root: Folder that paths in a table are relative to.
-        columns: Columns of a table whose names are not the usual ones, such as path:photo,label:breed.
-        labels: Whether an image of a table has one label (`single`) or several; `auto` decides by the table.
-        label_separator: Character between several labels of an image in a table.
     """
     be_quiet()
-    options = ScanOptions(
-        root=root,
-        columns=parse_columns(columns),
-        separator=label_separator,
-        labels=labels,
+    how = ScanOptions(
+        root=options.root,
+        columns=parse_columns(options.columns),
+        separator=options.label_separator,
+        labels=options.labels,
     )
-    if not is_address(folder) and not os.path.exists(folder):
-        raise NotFound(f"{folder!r} does not exist: pass a folder of images, or a table of them")
-    place = Path(folder) if os.path.isdir(folder) else Path(folder).parent
-    if is_address(folder):
+    if not is_address(options.folder) and not os.path.exists(options.folder):
+        raise NotFound(
+            f"{options.folder!r} does not exist: pass a folder of images, or a table of them"
+        )
+    place = Path(options.folder) if os.path.isdir(options.folder) else Path(options.folder).parent
+    if is_address(options.folder):
         place = Path()
-    file = _corrections_file(Path(output or place / _FILE))
+    file = _corrections_file(Path(options.output or place / _FILE))
     try:
         from finetune.serving.http_server import address_of, listen, serve_until_stopped
     except ImportError as error:
         raise ValueError(f"finetune review needs {error.name}: {install('serve')}") from error
-    with listen("127.0.0.1", port) as listener:
+    with listen("127.0.0.1", options.port) as listener:
         from finetune.review.ranking_job import RankingJob
         from finetune.review.review_app import make_review_app
         from finetune.review.review_images import list_images
         from finetune.review.review_session import ReviewSession
         from finetune.runs.run_checkpoint import checkpoint_of
 
-        images = list_images(folder, options)
-        place_of_run = None if run is None else _folder_of_run(run)
+        images = list_images(options.folder, how)
+        place_of_run = None if options.run is None else _folder_of_run(options.run)
         mistakes = {} if place_of_run is None else _mistakes(images, place_of_run)
         ckpt_path = None
+        weights = options.weights
         if weights is None and place_of_run is not None:
             ckpt_path = checkpoint_of(place_of_run)[0]
         elif weights is None and _is_cached(_BACKBONE):
@@ -107,11 +89,15 @@ def review(  # noqa: PLR0913 (an argument for each option)
             outdated=session.outdated,
         )
         token = secrets.token_urlsafe(24)
-        app = make_review_app(session, job, token, f"Review of {Path(folder).resolve().name}")
+        app = make_review_app(
+            session, job, token, f"Review of {Path(options.folder).resolve().name}"
+        )
 
         def announce() -> None:
             num = len(images)
-            print(f"{shown(folder)}: {counted(num, 'image')} in {len(images.class_names)} classes")
+            print(
+                f"{shown(options.folder)}: {counted(num, 'image')} in {len(images.class_names)} classes"
+            )
             if network is None:
                 print("without --weights or a run, the page shows only copies, not doubtful labels")
             print(f"open {address_of(listener)}/{token}/ in a browser; Ctrl-C stops", flush=True)
@@ -121,13 +107,13 @@ def review(  # noqa: PLR0913 (an argument for each option)
         job.join(_SECONDS_TO_STOP)
     if file.path.exists():
         flags = {
-            "root": root,
-            "columns": columns,
-            "labels": labels if labels != "auto" else None,
-            "label_separator": label_separator,
+            "root": options.root,
+            "columns": options.columns,
+            "labels": options.labels if options.labels != "auto" else None,
+            "label_separator": options.label_separator,
             "corrections": str(file.path),
         }
-        print(f"train with the corrections: {_fit_command(folder, flags)}")
+        print(f"train with the corrections: {_fit_command(options.folder, flags)}")
 
 
 def _corrections_file(path: Path) -> CorrectionsFile:

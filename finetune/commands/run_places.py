@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from finetune.commands.options import flag_names
 from finetune.data.addresses import (
     check_address,
     check_is_writable,
@@ -30,16 +29,14 @@ def check_run_address(command: str, full: str, address: str) -> None:
     Raises:
         WrongUsage: The command takes no address there, or the address is invalid.
     """
-    check_is_writable(address, flag_names(command, full))
+    check_is_writable(address, f"--{full}")
     is_checkpoint = full == "ckpt_path" and command in _READERS
     is_written = command == "fit" and full in ("trainer.default_root_dir", "resume")
     if is_checkpoint or is_written:
         check_address(address)
         return
     hint = "only fit writes there: use" if full == "trainer.default_root_dir" else "it must be"
-    raise WrongUsage(
-        f"{flag_names(command, full)}: {address} is in object storage; {hint} a local path"
-    )
+    raise WrongUsage(f"{address} is in object storage; {hint} a local path", full)
 
 
 def local_run(address: str) -> str:

@@ -8,71 +8,26 @@ from pathlib import Path
 from rich.table import Column
 from rich.text import Text
 
-from finetune.commands.parser import OneLineErrorParser, PlainHelpFormatter
 from finetune.commands.plain_table import plain_table, table_console
 from finetune.data.addresses import is_address
 from finetune.runs.removal import check_removable, delete_run
 from finetune.runs.run_table import (
-    SORT_KEYS,
     RunRow,
     as_json,
     run_table,
     size_of,
 )
+from finetune.settings.all_commands import RunsRmSettings, RunsSettings
 from finetune.system.messages import NotFound, WrongUsage, bytes_text, counted, shown
 
 _WIDTH = 160  # of a table that is not shown on a terminal
 
-_LIST = """\
-Lists the runs of `finetune fit` beneath a folder, the newest first. It reads no checkpoint and writes nothing.
-`finetune runs rm --help` shows how to delete runs.
 
-for example:
-  finetune runs
-  finetune runs results --sort accuracy
-  finetune runs rm runs/fit/version_3 --yes"""
-_DELETE = """\
-Deletes the files that finetune wrote in the folders of runs. Other files in them stay, and are printed. A folder
-that is not a run, and a run that is being written, are refused.
-
-for example:
-  finetune runs rm runs/fit/version_3 --yes"""
-
-
-def runs(arguments: Sequence[str]) -> None:
-    """List runs, or with `rm` delete some; see `finetune runs --help`."""
-    if arguments[:1] == ["rm"]:
-        _remove(arguments[1:])
-    else:
-        _list(arguments)
-
-
-def _list(arguments: Sequence[str]) -> None:
-    parser = OneLineErrorParser(
-        prog="finetune runs",
-        usage="finetune runs [FOLDER] [--sort KEY] [--json]\n       finetune runs rm RUN [RUN ...] --yes",
-        description=_LIST,
-        formatter_class=PlainHelpFormatter,
-    )
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        default="runs",
-        metavar="FOLDER",
-        help="Folder of runs.",
-    )
-    parser.add_argument(
-        "--sort",
-        choices=SORT_KEYS,
-        default="when",
-        metavar="KEY",
-        help=f"One of {', '.join(SORT_KEYS)}. Numbers are sorted from the highest down.",
-    )
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
-    options = parser.parse_args(list(arguments))
+def runs(options: RunsSettings) -> None:
+    """List runs."""
     if is_address(options.folder):
         raise WrongUsage("finetune runs lists runs in local folders, not in object storage")
-    folder = Path(options.folder).expanduser()
+    folder = Path(options.folder)
     if not folder.is_dir():
         raise NotFound(f"there is no folder of runs {options.folder!r}: finetune runs FOLDER")
     rows = run_table(folder, options.sort)
@@ -128,19 +83,10 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _remove(arguments: Sequence[str]) -> None:
-    parser = OneLineErrorParser(
-        prog="finetune runs rm",
-        usage="finetune runs rm RUN [RUN ...] --yes",
-        description=_DELETE,
-        formatter_class=PlainHelpFormatter,
-    )
-    parser.command = "runs rm"  # two words, for messages
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="Folder of a run.")
-    parser.add_argument(
-        "--yes", action="store_true", help="Delete. Without it, only the size is printed."
-    )
-    options = parser.parse_args(list(arguments))
+def remove(options: RunsRmSettings) -> None:
+    """Delete runs."""
+    if not options.runs:
+        raise WrongUsage("RUN is missing: finetune runs rm RUN --yes")
     if any(map(is_address, options.runs)):
         raise WrongUsage("finetune runs rm deletes runs in local folders, not in object storage")
     folders = {Path(os.path.realpath(run)): Path(run).expanduser() for run in options.runs}.values()

@@ -5,6 +5,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Literal
 
+from finetune.settings.all_commands import ServeSettings
 from finetune.system.machine import num_cores
 from finetune.system.messages import WrongUsage, be_quiet, install
 from finetune.system.terminal import print_if_read, write_line
@@ -18,33 +19,12 @@ TOKEN = "FINETUNE_TOKEN"
 Precision = Literal["32-true", "64-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed"]
 
 
-def serve(
-    ckpt_path: str,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    token: str | None = None,
-    device: str = "auto",
-    precision: Precision | None = None,
-    max_batch: int = 32,
-    log: Literal["json"] | None = None,
-) -> None:
+def serve(options: ServeSettings) -> None:
     """Serve predictions over HTTP until Ctrl-C, the same as `finetune predict`.
 
     The page is at http://127.0.0.1:8000, the API at /openapi.json. Requests of all clients are classified together.
-
-    Args:
-        ckpt_path: A checkpoint of `finetune fit`, or a file that `finetune export` made of one.
-        host: Address to listen at; 0.0.0.0 accepts other machines.
-        port: Port to listen at; 0 takes a free one.
-        token: Token that requests must send; better set as FINETUNE_TOKEN, since others may read a command line.
-        device: auto, cpu, cuda or cuda:1.
-        precision: As trainer.precision of `finetune predict`; null for the same default.
-        max_batch: Largest number of images classified at a time.
-        log: json prints a line of JSON for each request; what is otherwise on stdout is then on stderr.
     """
-    if not 1 <= max_batch < 1e6:
-        raise WrongUsage(f"--max_batch {max_batch}: must be above 0, and below a million")
-    token = os.environ.get(TOKEN) if token is None else token
+    token = os.environ.get(TOKEN) if options.token is None else options.token
     if token == "":
         raise WrongUsage(f"--token, or {TOKEN}, is empty: pass a word, or remove it")
     if token and (not token.isascii() or not token.isprintable() or " " in token):
@@ -55,29 +35,31 @@ def serve(
     except ImportError as error:
         raise ValueError(f"finetune serve needs {error.name}: {install('serve')}") from error
     # Before the model is loaded, so that a used port is reported at once.
-    with listen(host, port) as listener:
+    with listen(options.host, options.port) as listener:
         be_quiet()
-        service, description = _loaded(ckpt_path, device, precision, max_batch)
+        service, description = _loaded(
+            options.ckpt_path, options.device, options.precision, options.max_batch
+        )
 
         def announce() -> None:
             address = f"serving at {address_of(listener)} (API: /openapi.json); Ctrl-C stops"
             text = f"{description}\n{address}"
-            if log is None:
+            if options.log is None:
                 print_if_read(text)
             else:
                 write_line(text)
-            if token is None and not is_loopback(host):
+            if token is None and not is_loopback(options.host):
                 _log.warning(
                     "everybody who reaches port %d of this machine can send requests: --token WORD restricts that",
-                    port,
+                    options.port,
                 )
 
         from finetune.serving.access_log import file_fingerprint
         from finetune.serving.app import make_app
 
-        logged_model = file_fingerprint(ckpt_path) if log == "json" else None
+        logged_model = file_fingerprint(options.ckpt_path) if options.log == "json" else None
         serve_until_stopped(
-            make_app(service, token, host, logged_model),
+            make_app(service, token, options.host, logged_model),
             listener,
             service.limits.seconds,
             announce,

@@ -20,7 +20,7 @@ from finetune.data.targets import ClassIndex, MultiHot, Targets
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from finetune.data.seen_record import SeenRecord
-    from finetune.models.heads import LabelKind
+    from finetune.settings.schema import LabelKind
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import os
 from abc import abstractmethod
 from dataclasses import replace
 from functools import cached_property, partial
@@ -21,8 +20,6 @@ from finetune.data.data_settings import (
     Augmentation,
     Preparation,
     Splitting,
-    check_lists,
-    check_loading,
     missing_split_message,
     parse_merge,
     required_folder,
@@ -47,11 +44,12 @@ from finetune.data.samples import Samples
 from finetune.data.seen_record import SeenRecord, build_record
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.train_loader import TrainLoader
-from finetune.data.transforms import COLOUR_JITTER, CROP_SHARE, Interpolation, ResizeMode
 from finetune.distributed.signals import is_rank_zero
-from finetune.models.heads import LabelKind
+from finetune.settings.fields import check_section, own_arguments
+from finetune.settings.schema import DataSettings, Interpolation, LabelKind, ResizeMode
 from finetune.system.messages import WrongUsage
 
+DEFAULTS = DataSettings()
 # the split that each stage evaluates
 _EVALUATED = {"fit": "val", "validate": "val", "test": "test", "predict": "predict"}
 
@@ -75,51 +73,7 @@ class ImageDataModule(pl.LightningDataModule):
 
     The constructor reads no files. `read` finds the images. So does the first use of `splits` and similar properties.
 
-    Args:
-        root: Folder of the data set; with a table, the folder that paths in it are relative to.
-        table: Table of images instead of class folders (.csv, .tsv, .jsonl or .parquet), with a row for each image.
-        columns: Columns of the table whose names are not the usual ones, such as path:photo,label:breed. The roles are
-            path, label, split, group and weight; weight:null ignores the column weight.
-        labels: Whether an image of the table has one label (`single`) or several; `auto` decides by the table.
-        label_separator: Character between several labels of an image; `;` and `|` are found without it.
-        batch_size: Images per batch, over all devices. `limit_val_batches` and `limit_test_batches` take evenly
-            spaced images.
-        image_size: Side of the network's input, in pixels.
-        eval_image_size: Side of the input in validation, test and prediction, in pixels; null for `image_size`.
-        resize: How images are resized in evaluation. `shorter_side` keeps their proportions, `squash` does not (as in
-            the book); both then crop the centre. `whole` squashes and does not crop. `pad` keeps the proportions, does
-            not crop, and fills the rest with the mean colour of ImageNet, also before the random crops of training.
-        interpolation: Kernel for resizing: `bilinear`, or `bicubic` as for many of timm's weights.
-        crop_share: Side of evaluation's centre crop, as a share of the resized side, from 0.1 to 1.
-        crop_and_flip: Random crops and flips in training. Without them images are prepared as in evaluation.
-        min_crop: Smallest share of an image's area in a random training crop, in (0, 1].
-        augmentations: Training transforms after crop and flip, each with class_path and init_args. `TrivialAugment` is
-            available by its name.
-        mixup: Blends each training image with another one, with a share from Beta(mixup, mixup). The target is mixed
-            in the same way; train accuracy counts the class of the larger part. 0 turns it off.
-        cutmix: As mixup, but pastes a box of the other image. With both, each image draws one of the two evenly.
-        val_fraction: Share of the images for validation, if there is no val folder: of those in train, or of all
-            images if the folder has no splits; 0 for none.
-        test_fraction: Share of the images for testing, if the folder has no splits.
-        split_seed: Seed of these splits. The order of training has the run's seed, `--seed_everything`.
-        group_by: Images of one group, such as a patient, share a split. `folder` takes the folder beneath the class; a
-            regular expression takes its first capture group, or its match, in the path from the class on.
-        num_folds: Number of folds of a cross-validation, with `fold`. The option `--folds` of `fit` runs all of them.
-        fold: The fold that is tested instead of `test_fraction`, from 1 to `num_folds`. A test folder is not used then.
-        num_workers: Worker processes per device that read images, at most 4 per core; `auto` chooses for this machine.
-        cache_limit_gb: Largest size of the cache of decoded train and val images on disk, in gigabytes. 0 decodes
-            images in every epoch. The results are the same.
-        cache_size: Shorter side, in pixels, to which larger train and val images are resized first; saves time and
-            disk. Random crops have less detail. Pixels of val differ by 7 grey levels (mean) if it is 8/7 of
-            image_size, else by 20.
-        on_bad_image: `error` stops at an image or folder that cannot be read. `skip` skips it and reports it.
-        class_names: The classes in order, if not sorted by name. Every class folder must be one of them.
-        exclude: Names of classes to skip, one or more.
-        merge: Classes to merge: `a,b:c` makes one class c of a and b. One or more.
-        corrections: File of corrected labels, which `finetune review` writes. They hold for train and val images.
-        correct_test: Correct the test images, too.
-        predict: Images for `finetune predict`: an image, a folder, a glob, a table, a text file with a path per line,
-            or a list.
+    The arguments are the settings of `finetune.settings.schema.DataSettings`, which has their help, types and ranges.
     """
 
     default_root: ClassVar[str | None] = None
@@ -130,44 +84,46 @@ class ImageDataModule(pl.LightningDataModule):
 
     def __init__(  # noqa: PLR0913 (an argument for each option)
         self,
-        root: str | None = None,
-        batch_size: int = 32,
-        image_size: int = 224,
-        eval_image_size: int | None = None,
-        resize: ResizeMode = "shorter_side",
-        interpolation: Interpolation = "bilinear",
-        crop_share: float = CROP_SHARE,
-        crop_and_flip: bool = True,
-        min_crop: float = 0.35,
-        augmentations: list[dict[str, Any]] | None = COLOUR_JITTER,
-        mixup: float = 0.0,
-        cutmix: float = 0.0,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.2,
-        split_seed: int = 0,
-        group_by: str | None = None,
-        num_folds: int | None = None,
-        fold: int | None = None,
-        num_workers: int | Literal["auto"] = "auto",
-        cache_limit_gb: float = 8.0,
-        cache_size: int | None = None,
-        on_bad_image: Literal["error", "skip"] = "error",
-        class_names: list[str] | None = None,
-        exclude: list[str] | str | None = None,
-        merge: list[str] | str | None = None,
-        table: str | None = None,
-        columns: dict[str, str | list[str]] | str | None = None,
-        labels: Literal["auto", "single", "several"] = "auto",
-        label_separator: str | None = None,
-        corrections: str | None = None,
-        correct_test: bool = False,
-        predict: list[str] | str | None = None,
+        root: str | None = DEFAULTS.root,
+        batch_size: int = DEFAULTS.batch_size,
+        image_size: int = DEFAULTS.image_size,
+        eval_image_size: int | None = DEFAULTS.eval_image_size,
+        resize: ResizeMode = DEFAULTS.resize,
+        interpolation: Interpolation = DEFAULTS.interpolation,
+        crop_share: float = DEFAULTS.crop_share,
+        crop_and_flip: bool = DEFAULTS.crop_and_flip,
+        min_crop: float = DEFAULTS.min_crop,
+        augmentations: list[dict[str, Any]] | None = DEFAULTS.augmentations,
+        mixup: float = DEFAULTS.mixup,
+        cutmix: float = DEFAULTS.cutmix,
+        val_fraction: float = DEFAULTS.val_fraction,
+        test_fraction: float = DEFAULTS.test_fraction,
+        split_seed: int = DEFAULTS.split_seed,
+        group_by: str | None = DEFAULTS.group_by,
+        num_folds: int | None = DEFAULTS.num_folds,
+        fold: int | None = DEFAULTS.fold,
+        num_workers: int | Literal["auto"] = DEFAULTS.num_workers,
+        cache_limit_gb: float = DEFAULTS.cache_limit_gb,
+        cache_size: int | None = DEFAULTS.cache_size,
+        on_bad_image: Literal["error", "skip"] = DEFAULTS.on_bad_image,
+        class_names: list[str] | None = DEFAULTS.class_names,
+        exclude: list[str] | str | None = DEFAULTS.exclude,
+        merge: list[str] | str | None = DEFAULTS.merge,
+        table: str | None = DEFAULTS.table,
+        columns: dict[str, str | list[str]] | str | None = DEFAULTS.columns,
+        labels: Literal["auto", "single", "several"] = DEFAULTS.labels,
+        label_separator: str | None = DEFAULTS.label_separator,
+        corrections: str | None = DEFAULTS.corrections,
+        correct_test: bool = DEFAULTS.correct_test,
+        predict: list[str] | str | None = DEFAULTS.predict,
     ) -> None:
-        root = root and os.path.expanduser(root)
-        table = table and os.path.expanduser(table)
-        corrections = corrections and os.path.expanduser(corrections)
+        settings = check_section(DataSettings, own_arguments(DataSettings, locals()), "data.")
+        root = settings.root
+        table = settings.table
+        exclude = settings.exclude
+        merge = settings.merge
+        corrections = settings.corrections
         super().__init__()
-        check_loading(batch_size, num_workers, cache_limit_gb)
         self.preparation = Preparation(
             image_size=image_size,
             eval_image_size=eval_image_size,
@@ -199,14 +155,11 @@ class ImageDataModule(pl.LightningDataModule):
         self.table = table
         self.table_root = root  # of relative paths in the table
         self.root = table or root or self.default_root  # the folder or table of the data set
-        self.exclude = [exclude] if isinstance(exclude, str) else exclude or []
+        self.exclude = exclude or []
         self.merge = parse_merge(merge)
         self.columns = parse_columns(columns)
         self.labels = labels
         self.label_separator = label_separator
-        check_lists(self.exclude, merge)
-        if correct_test and corrections is None:
-            raise WrongUsage("--data.correct_test needs a file: --data.corrections FILE")
         self.corrections = corrections
         self.correct_test = correct_test
         self.batch_size = batch_size

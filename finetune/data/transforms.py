@@ -8,7 +8,7 @@ import importlib
 import inspect
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import albumentations as A
 import cv2
@@ -16,20 +16,9 @@ import numpy as np
 
 from finetune.data.resize import Pad, RandomResizedCrop, Resize, SmallestMaxSize
 from finetune.data.trivial_augment import TrivialAugment
+from finetune.settings.schema import CROP_SHARE, Interpolation, ResizeMode
 from finetune.system.messages import WrongUsage, did_you_mean
 
-ResizeMode = Literal["shorter_side", "squash", "whole", "pad"]
-Interpolation = Literal["bilinear", "bicubic"]
-
-# The book and torchvision evaluate the central 224 pixels of a 256-pixel image. The share is the same at any size.
-CROP_SHARE = 224 / 256
-# The default augmentation; the shares were chosen with the other defaults of `finetune fit` (benchmarks/NOTEBOOK.md).
-COLOUR_JITTER: list[dict[str, Any]] = [
-    {
-        "class_path": "albumentations.ColorJitter",
-        "init_args": {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "hue": 0.02},
-    }
-]
 # Arguments of `ImageDataModule` that determine how images are prepared; `eval_image_size` may replace `image_size`.
 PREPARATION = ("image_size", "resize", "interpolation", "crop_share")
 _KERNELS: dict[Interpolation, Any] = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}

@@ -27,7 +27,7 @@ def cpu_group(strategy: Any) -> Any:
     """Return a process group of all ranks that communicates on CPUs (gloo), the same each time.
 
     Every rank must call this at the same point. On GPUs a collective would wait for their queue, and gathered objects
-    would use their memory. The timeout is that of the strategy's own group, `--trainer.strategy.timeout`.
+    would use their memory. The timeout is that of the strategy's own group.
     """
     if dist.get_backend() == "gloo":
         return dist.group.WORLD

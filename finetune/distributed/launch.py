@@ -82,13 +82,13 @@ def num_processes(devices: Any, num_nodes: int) -> tuple[Any, int]:
     return int(per_node) if devices == "auto" else devices, int(nodes)
 
 
-def check_num_processes(devices: Any, accelerator: Any, option: str = "trainer.devices") -> None:
+def check_num_processes(devices: Any, accelerator: Any, setting: str = "trainer.devices") -> None:
     """Make sure that the processes on a CPU are not far more than its cores, before any is started.
 
     Args:
         devices: The user's `trainer.devices`.
         accelerator: The user's `trainer.accelerator`.
-        option: Name of the option in the message.
+        setting: The full name of the setting.
 
     Raises:
         WrongUsage: There are more than 8 for each core.
@@ -101,8 +101,9 @@ def check_num_processes(devices: Any, accelerator: Any, option: str = "trainer.d
     )
     if is_on_cpu:
         raise WrongUsage(
-            f"{option} {devices}: at most {most} processes on {counted(num_cores(), 'CPU core')}, "
-            f"{_PROCESSES_PER_CORE} for each"
+            f"{devices}: at most {most} processes on {counted(num_cores(), 'CPU core')}, "
+            f"{_PROCESSES_PER_CORE} for each",
+            setting,
         )
 
 

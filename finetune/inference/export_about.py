@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from finetune.data.resize import PADDING
-from finetune.data.transforms import CROP_SHARE, resized_side
+from finetune.data.transforms import resized_side
 from finetune.inference.export_check import Agreement
 from finetune.inference.predictor import Predictor
 from finetune.runs.exported_files import begun_with, licence_of
+from finetune.settings.schema import CROP_SHARE
 from finetune.training.calibration import Calibration
 
 

@@ -13,10 +13,10 @@ from finetune.data.transforms import eval_transform, preparation
 from finetune.inference.class_activation import mean_activation
 from finetune.inference.exported_network import ExportedNetwork, put_exported
 from finetune.models.ensemble import member_label
-from finetune.models.heads import LabelKind
 from finetune.models.image_classifier import build_image_classifier
 from finetune.models.size_check import check_first_pass
 from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.settings.schema import LabelKind
 from finetune.system.messages import WrongUsage
 from finetune.training.calibration import check_finite_rows, read_calibration
 from finetune.training.checkpoint_settings import model_settings

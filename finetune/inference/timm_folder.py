@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from finetune.data.transforms import CROP_SHARE, resized_side
+from finetune.data.transforms import resized_side
 from finetune.inference.calibrated_head import calibrated_head
 from finetune.inference.export_check import PredictionFunction
 from finetune.inference.predictor import Predictor
@@ -23,6 +23,7 @@ from finetune.models.stages import head
 from finetune.models.timm_backbones import PREFIX, create, is_timm
 from finetune.models.weight_files import EXPORTED
 from finetune.runs.exported_files import licence_of, packed
+from finetune.settings.schema import CROP_SHARE
 from finetune.system.messages import WrongUsage
 
 # Shapes: N images of h x w pixels, K classes or labels.

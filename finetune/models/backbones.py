@@ -128,8 +128,10 @@ def check_name(backbone: str) -> None:
         return
     names = [*SMALL_NETWORKS, *models.list_models(module=models)]
     if backbone not in names:
+        hint = did_you_mean(backbone, names) or "."
         raise WrongUsage(
-            f"there is no classification network {backbone!r}{did_you_mean(backbone, names)}"
+            f"{backbone!r} is no classification network{hint} Those of timm are timm/NAME",
+            "model.backbone",
         )
     if backbone.startswith("squeezenet"):
         raise WrongUsage(

@@ -1,34 +1,21 @@
 """The schema of our checkpoints: the keys of each section, and the type and range of each value.
 
 A checkpoint may be untrusted. `check_checkpoint` is called wherever one is read, so that every command refuses the
-same values. The schema has no settings of the machine or the process (`num_workers`, `cache_limit_gb`, devices): a
-checkpoint must not set them. To add a value to checkpoints, add a row to a table.
+same values. Settings have the types and ranges of `finetune.settings`, without those of the machine or the process
+(`num_workers`, `cache_limit_gb`, devices), which a checkpoint must not set.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from finetune.models.checkpoint_values import (
-    DATA_CLASSES,
-    MAX_AUGMENTATIONS,
-    MAX_EXCLUDED,
-    MAX_FOLDS,
-    MAX_IN_A_BATCH,
-    MAX_PIXELS,
-    MAX_RESIZED,
-    MIN_CROP_SHARE,
-    MIN_PIXELS,
     Rule,
-    are_augmentations,
     are_class_names,
-    are_columns,
     are_dicts,
     are_limits,
     are_loops,
-    are_names,
     are_optimizer_states,
     are_train_metrics,
     check_section,
@@ -38,128 +25,70 @@ from finetune.models.checkpoint_values import (
     is_count,
     is_data_class,
     is_dense,
-    is_group_by,
     is_interpolation,
     is_number,
     is_optional_text,
     is_plain,
     is_seen,
-    is_side,
     is_text,
     one_of,
     refuse,
 )
-from finetune.models.ensemble import MAX_MEMBERS
-from finetune.models.heads import MAX_STAGES
-from finetune.system.messages import shown
+from finetune.settings.fields import Section, Setting, expected, settings_of
+from finetune.settings.schema import DATA_CLASSES, DataSettings, ModelSettings, Pixels
+from finetune.system.messages import WrongUsage, shown
 
 REQUIRED_SECTIONS = frozenset(
     {"state_dict", "hyper_parameters", "datamodule_hyper_parameters", "finetune"}
 )
-_RESIZE_MODES = ("shorter_side", "squash", "whole", "pad")
-_INTERPOLATIONS = ("bilinear", "bicubic")
 _PRECISIONS = ("32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed")
 _PRECISIONS_OF_GPUS = ("transformer-engine", "transformer-engine-float16")
+# Settings that a checkpoint does not have: those of the machine or of a single command, and classes.
+_MODEL_WITHOUT = frozenset({"optimizer", "scheduler", "compile"})
+_DATA_WITHOUT = frozenset({"class_path", "num_workers", "cache_limit_gb", "class_names", "predict"})
 
 _TEXT = Rule("text", is_text)
 _OPTIONAL_TEXT = Rule("text or null", is_optional_text)
 _BOOL = Rule("true or false", lambda value: type(value) is bool)
-_SIDE = f"a whole number from {MIN_PIXELS} to {MAX_PIXELS}"
-_OPTIONAL_SIDE = Rule(f"{_SIDE}, or null", lambda value: value is None or is_side(value))
 _COUNT = Rule("a whole number, at least 0", is_count)
-_SHARE = Rule("a number above 0 and at most 1", lambda value: is_number(value, 0, 1) and value > 0)
-_FRACTION = Rule(
-    "a number at least 0 and below 1", lambda value: is_number(value, 0, 1) and value < 1
-)
-_NOT_NEGATIVE = Rule("a finite number, at least 0", lambda value: is_number(value, 0, math.inf))
 
-_FOLD = Rule(
-    f"a whole number from 1 to {MAX_FOLDS}, or null",
-    lambda value: value is None or is_count(value, 1, MAX_FOLDS),
-)
+
+def _rule(setting: Setting, is_required: bool) -> Rule:
+    """Return the rule for a value of a setting, which has its type and range."""
+    return Rule(
+        expected(setting.type),
+        lambda value: is_plain(value) and setting.accepts(value),
+        is_required,
+    )
+
+
+def _rules(kind: type[Section], without: frozenset[str], *required: str) -> dict[str, Rule]:
+    """Return the rules for the settings of a section that a checkpoint has."""
+    return {
+        name: _rule(setting, name in required)
+        for name, setting in settings_of(kind).items()
+        if name not in without and "." not in name
+    }
+
 
 # The arguments of `Classifier`, except those that are only in config.yaml.
 HYPER_PARAMETERS = MappingProxyType(
     {
+        **_rules(ModelSettings, _MODEL_WITHOUT, "backbone", "members", "head_stages"),
+        # as many as there are classes
+        "class_mapping": Rule("a class or several for each class, or null", is_class_mapping),
+        "class_weights": Rule("balanced, a weight for each class, or null", is_class_weights),
+        # decided by the data
         "class_names": Rule(
             "at least two different names without control characters", are_class_names, True
         ),
-        "backbone": Rule("text", is_text, True),
-        "weights": _OPTIONAL_TEXT,
-        "head_init": one_of("auto", "xavier", "source", "probe"),
-        "source_classes": _OPTIONAL_TEXT,
-        "class_mapping": Rule("a class or several for each class, or null", is_class_mapping),
-        "freeze": _OPTIONAL_TEXT,
-        "freeze_batch_norm": Rule(
-            "true, false or null", lambda value: value is None or type(value) is bool
-        ),
-        "head_lr_multiplier": Rule(
-            "a finite number above 0", lambda v: is_number(v, 0, math.inf) and v > 0
-        ),
-        "layer_decay": _SHARE,
-        "decay_norm_and_bias": _BOOL,
-        "scheduler_interval": one_of("step", "epoch"),
-        "label_smoothing": _FRACTION,
-        "class_weights": Rule("balanced, a weight for each class, or null", is_class_weights),
-        "network_size": _OPTIONAL_SIDE,
-        "members": Rule(
-            f"a whole number from 1 to {MAX_MEMBERS}",
-            lambda value: is_count(value, 1, MAX_MEMBERS),
-            True,
-        ),
-        "head_stages": Rule(
-            f"a whole number from 1 to {MAX_STAGES}",
-            lambda value: is_count(value, 1, MAX_STAGES),
-            True,
-        ),
+        "network_size": _rule(Setting("network_size", Pixels | None, None), False),
         "label_kind": one_of("single", "several"),
     }
 )
 
 # The arguments of `ImageDataModule`, except those for the machine or for a single command.
-DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
-    {
-        "root": _OPTIONAL_TEXT,
-        "exclude": Rule(f"names of class folders, at most {MAX_EXCLUDED:,}", are_names),
-        "merge": Rule(f"classes to merge, at most {MAX_EXCLUDED:,}", are_names),
-        "table": _OPTIONAL_TEXT,
-        "columns": Rule("names of columns, or null", are_columns),
-        "labels": one_of("auto", "single", "several"),
-        "label_separator": _OPTIONAL_TEXT,
-        "corrections": _OPTIONAL_TEXT,
-        "correct_test": _BOOL,
-        "batch_size": Rule(
-            f"a whole number from 1 to {MAX_IN_A_BATCH}",
-            lambda value: is_count(value, 1, MAX_IN_A_BATCH),
-        ),
-        "image_size": Rule(_SIDE, is_side, True),
-        "eval_image_size": _OPTIONAL_SIDE,
-        "resize": one_of(*_RESIZE_MODES),
-        "interpolation": one_of(*_INTERPOLATIONS),
-        "crop_share": Rule(
-            f"a number from {MIN_CROP_SHARE} to 1",
-            lambda value: is_number(value, MIN_CROP_SHARE, 1),
-        ),
-        "crop_and_flip": _BOOL,
-        "min_crop": _SHARE,
-        "augmentations": Rule(
-            f"a list of at most {MAX_AUGMENTATIONS} transforms with bounded arguments, or null",
-            are_augmentations,
-        ),
-        "mixup": _NOT_NEGATIVE,
-        "cutmix": _NOT_NEGATIVE,
-        "val_fraction": _FRACTION,
-        "test_fraction": _FRACTION,
-        "split_seed": Rule(
-            "a whole number", lambda value: type(value) is int and abs(value) <= 2**64
-        ),
-        "group_by": Rule("folder, a regular expression or null", is_group_by),
-        "num_folds": _FOLD,
-        "fold": _FOLD,
-        "cache_size": _OPTIONAL_SIDE,
-        "on_bad_image": one_of("error", "skip"),
-    }
-)
+DATAMODULE_HYPER_PARAMETERS = MappingProxyType(_rules(DataSettings, _DATA_WITHOUT, "image_size"))
 
 # Written by `runs.checkpoint_facts.origin` and `Classifier.on_save_checkpoint`; for an exported file by `packed`.
 FINETUNE = MappingProxyType(
@@ -269,7 +198,7 @@ def check_checkpoint(checkpoint: Mapping[str, Any], file: object) -> None:
             file,
             "datamodule_hyper_parameters has too many values, or values that are not plain",
         )
-    _check_resized_side(data, file)
+    _check_fits_together(data, file)
     check_section(
         {name: checkpoint[name] for name in LIGHTNING.keys() & checkpoint.keys()},
         LIGHTNING,
@@ -280,11 +209,12 @@ def check_checkpoint(checkpoint: Mapping[str, Any], file: object) -> None:
     _check_buffers(checkpoint, file)
 
 
-def _check_resized_side(data: Mapping[str, Any], file: object) -> None:
-    side = data.get("eval_image_size") or data["image_size"]
-    if side / data.get("crop_share", 1.0) > MAX_RESIZED:
-        value = f"datamodule_hyper_parameters.crop_share is {data['crop_share']} of {side} pixels"
-        refuse(file, f"{value}: images would be resized to more than {MAX_RESIZED}")
+def _check_fits_together(data: Mapping[str, Any], file: object) -> None:
+    values = {name: value for name, value in data.items() if name in DATAMODULE_HYPER_PARAMETERS}
+    try:
+        DataSettings(**values)
+    except WrongUsage as error:
+        refuse(file, f"datamodule_hyper_parameters: {error}")
 
 
 def _check_callbacks(callbacks: Mapping[str, Any], file: object) -> None:

@@ -13,33 +13,16 @@ import torch
 import yaml
 from torch import Tensor
 
+from finetune.settings.schema import DATA_CLASSES
 from finetune.system.messages import fault_of_names, shown
 
-# Our data classes. Another class is imported only if the user names it; its arguments are not checked here.
-DATA_CLASSES = (
-    "finetune.FashionMNIST",
-    "finetune.Hotdog",
-    "finetune.ImageFolderData",
-    "finetune.SampleData",
-)
-# Side of the images that a network takes. A batch of larger images would not fit into memory.
-MIN_PIXELS = 8
-MAX_PIXELS = 8192
-MAX_RESIZED = 2**14  # side in pixels of a resized image, before the centre is cropped
 _MAX_CANDIDATES = 100  # interpolated weights among which a fit chooses
-MIN_CROP_SHARE = 0.1
-MAX_IN_A_BATCH = 2**20
 MAX_COUNT = 2**53
-MAX_AUGMENTATIONS = 100
-MAX_EXCLUDED = 10_000
-MAX_FOLDS = 32  # as many as an ensemble may have members
 _MAX_CHARACTERS = 4096
-_MAX_PATTERN = 500  # characters of a regular expression
 _MAX_LISTED = 1_000_000  # class names, and categories of a class mapping
 # Limits of a nested value. A list that contains another list twice, which does the same, grows exponentially.
-_MAX_VALUES = 10_000
+_MAX_VALUES = 20_000
 _MAX_DEPTH = 30
-_MAX_ROLES = 10  # of the columns of a table
 _PROGRESS = {"ready", "started", "processed", "completed"}
 
 
@@ -87,7 +70,7 @@ def is_plain(value: Any) -> bool:
             waiting += [(one, depth + 1) for one in inner.values()]
         elif type(inner) in (list, tuple):
             waiting += [(one, depth + 1) for one in inner]
-        elif inner is not None and type(inner) not in (str, int, float, bool):
+        elif inner is not None and type(inner) not in (int, float, bool) and not is_text(inner):
             return False
     return True
 
@@ -99,46 +82,12 @@ def are_class_names(value: Any) -> bool:
     return all(type(name) is str for name in value) and not fault_of_names(value)
 
 
-def are_names(value: Any) -> bool:
-    """Return whether a value is text, a list of texts, or None."""
-    return is_optional_text(value) or (
-        type(value) is list and len(value) <= MAX_EXCLUDED and all(map(is_text, value))
-    )
-
-
-def are_columns(value: Any) -> bool:
-    """Return whether a value names columns of a table: by role, or in a text, or None."""
-    if is_optional_text(value):
-        return True
-    return (
-        type(value) is dict
-        and len(value) <= _MAX_ROLES
-        and all(is_text(role) and are_names(names) for role, names in value.items())
-    )
-
-
-def are_augmentations(value: Any) -> bool:
-    """Return whether a value is a list of transforms, or None. `commands.trust` checks their classes."""
-    return value is None or (
-        are_dicts(value) and len(value) <= MAX_AUGMENTATIONS and is_plain(value)
-    )
-
-
 def is_text(value: Any) -> bool:
     return type(value) is str and len(value) <= _MAX_CHARACTERS and "\0" not in value
 
 
 def is_optional_text(value: Any) -> bool:
     return value is None or is_text(value)
-
-
-def is_group_by(value: Any) -> bool:
-    """Return whether a value is a short text, or None. `data.groups` compiles it as a regular expression."""
-    return value is None or (is_text(value) and len(value) <= _MAX_PATTERN)
-
-
-def is_side(value: Any) -> bool:
-    return is_count(value, MIN_PIXELS, MAX_PIXELS)
 
 
 def is_count(value: Any, least: int = 0, most: int = MAX_COUNT) -> bool:

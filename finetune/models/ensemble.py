@@ -6,10 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from finetune.models.heads import LabelKind
-from finetune.system.messages import WrongUsage
-
-MAX_MEMBERS = 32  # limit, since an untrusted file may state the number of members
+from finetune.settings.schema import LabelKind
 
 # Shapes: M members, B images, K classes.
 
@@ -60,22 +57,6 @@ def _mean(logits: Tensor, num: int) -> Tensor:
 def _mean_of_sigmoids(logits: Tensor) -> Tensor:
     """Return the log odds of the mean probability: of several labels each has its own."""
     return F.logsigmoid(logits).logsumexp(0) - F.logsigmoid(-logits).logsumexp(0)
-
-
-def check_members(num: int, head_init: str) -> None:
-    """Check the number of members, and that their heads can start differently.
-
-    Raises:
-        WrongUsage: The number is out of range, or `head_init` would make all members equal.
-    """
-    if type(num) is not int or not 1 <= num <= MAX_MEMBERS:
-        raise WrongUsage(
-            f"model.members must be a whole number from 1 to {MAX_MEMBERS}, not {num!r}"
-        )
-    if num > 1 and head_init not in ("auto", "xavier"):
-        raise WrongUsage(
-            f"model.members differ by their random heads, which model.head_init {head_init} makes equal"
-        )
 
 
 def member_label(backbone: str, num: int) -> str:

@@ -1,12 +1,7 @@
 """What a head takes and predicts, and its default initialization."""
 
-from typing import Literal
+from finetune.settings.schema import HeadInit
 
-HeadInit = Literal["auto", "xavier", "source", "probe"]
-# Whether each image has exactly one class (softmax), or several labels or none (a sigmoid for each).
-LabelKind = Literal["single", "several"]
-
-MAX_STAGES = 4  # stages of a network whose features a head can take
 # The number with --freeze backbone; see benchmarks/NOTEBOOK.md, "The head of a frozen backbone".
 SOLVED_STAGES = 3
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from finetune.models import stages
 from finetune.models.backbones import build, grey_levels, normalization
-from finetune.models.ensemble import Ensemble, check_members
-from finetune.models.heads import LabelKind
+from finetune.models.ensemble import Ensemble
 from finetune.models.multi_stage import use_stages
+from finetune.settings.schema import LabelKind
 
 # Shapes: B images, M members of an ensemble, K classes.
 
@@ -102,7 +102,6 @@ def build_image_classifier(
         WrongUsage: The network does not exist or does not support `head_stages`, or `members` and `head_init` do not
             go together.
     """
-    check_members(members, head_init)
     networks = [build(backbone, num_classes, image_size) for _ in range(members)]
     for network in networks:
         use_stages(network, head_stages, backbone)

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import ResNet
 
-from finetune.models.heads import MAX_STAGES
 from finetune.models.stages import head, head_name
+from finetune.settings.schema import MAX_STAGES
 from finetune.system.messages import WrongUsage
 
 # Shapes: B images, C channels and u x v positions of a stage, D features of all stages.
@@ -95,7 +95,6 @@ def use_stages(network: nn.Module, num_stages: int, backbone: str) -> None:
     Raises:
         WrongUsage: The network does not support this number.
     """
-    check_num_stages(num_stages)
     if num_stages == 1:
         return
     most = most_stages(network)
@@ -120,18 +119,6 @@ def use_stages(network: nn.Module, num_stages: int, backbone: str) -> None:
     network.__class__ = _derived(kind, type(network))  # type: ignore[arg-type]
     network.pooled_stages = pooled_stages  # type: ignore[assignment]
     network.pooled_head_name = name  # type: ignore[assignment]
-
-
-def check_num_stages(num_stages: int) -> None:
-    """Check that a number of stages is in range.
-
-    Raises:
-        WrongUsage: It is not.
-    """
-    if type(num_stages) is not int or not 1 <= num_stages <= MAX_STAGES:
-        raise WrongUsage(
-            f"model.head_stages must be a whole number from 1 to {MAX_STAGES}, not {num_stages!r}"
-        )
 
 
 @cache

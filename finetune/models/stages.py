@@ -125,24 +125,6 @@ def _is_norm(stage: nn.Module) -> bool:
     return all(parameter.ndim <= 1 for parameter in stage.parameters())
 
 
-def check_solved(last: str | None, head_init: str, members: int) -> None:
-    """Check that the settings allow to solve the head exactly, if the whole backbone is frozen.
-
-    Raises:
-        WrongUsage: The ensemble would have equal members, or `head_init` would have no effect.
-    """
-    if last != "backbone":
-        return
-    if members > 1:
-        raise WrongUsage(
-            "model.freeze backbone solves the head, so model.members would all be alike: omit one"
-        )
-    if head_init == "source":
-        raise WrongUsage(
-            "model.freeze backbone solves the head, so model.head_init source has no effect: omit one"
-        )
-
-
 def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
     """Freeze the parameters of all stages up to a named one; see `stage_parameters`.
 

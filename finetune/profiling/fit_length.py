@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pytorch_lightning.utilities.seed import isolate_rng
 
@@ -13,6 +13,8 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.profiling.stopwatch import Costs
 from finetune.profiling.time_trial import num_devices_of, startup_seconds, trial
 from finetune.runs.deferred_checkpoints import is_worth_deferring, seconds_of_each
+from finetune.settings.layers import replaced
+from finetune.settings.schema import FitSettings
 from finetune.system.machine import num_cores
 from finetune.training.classifier import Classifier
 from finetune.training.precision import automatic_precision
@@ -155,19 +157,25 @@ class _Events(NamedTuple):
 class Deadline:
     """The time at which a fit must have ended.
 
+    Attributes:
+        precision: The precision of the fit; set by `measure_length` if its settings have none.
+
     Args:
         seconds: Seconds from `began` to the deadline.
         began: `time.monotonic` when the command began.
-        config: The parsed config of `fit`.
+        settings: Those of the fit.
         alone: Seconds since `began` that only this process spent. The processes of other devices do not spend them.
     """
 
-    def __init__(self, seconds: float, began: float, config: Any, alone: float = 0.0) -> None:
+    def __init__(
+        self, seconds: float, began: float, settings: FitSettings, alone: float = 0.0
+    ) -> None:
         self.seconds = seconds
         self.began = began
-        self.trainer = config.trainer
-        self.is_tested = config.test_after_fit
-        self.every_n_steps = config.checkpoint_every_n_steps
+        self.trainer = settings.trainer
+        self.is_tested = settings.test_after_fit
+        self.every_n_steps = settings.checkpoint_every_n_steps
+        self.precision: str | None = settings.trainer.precision
         self.startup = startup_seconds(self.trainer, time.monotonic() - began - alone)
 
     def measure_length(self, make: Make) -> Length:
@@ -178,16 +186,16 @@ class Deadline:
         """
         with isolate_rng():  # the trial must not change the random numbers of the fit
             data, model = make()
-            if self.trainer["precision"] is None:
-                self.trainer["precision"] = automatic_precision(
-                    self.trainer["accelerator"], None, is_resumed=False, network=model.network
+            if self.precision is None:
+                self.precision = automatic_precision(
+                    self.trainer.accelerator, None, is_resumed=False, network=model.network
                 )
             batch_size = data.batch_size
             timed = min(_LONGEST_TIMED, _TIMED_SHARE * self.seconds)
             costs = trial(
                 model,
                 data,
-                self.trainer,
+                replaced(self.trainer, {"precision": self.precision}),
                 timed,
                 _TRIAL_SHARE * self.seconds,
                 self.began + self.seconds,
@@ -207,11 +215,13 @@ class Deadline:
         sizes = reading.sizes
         batch_size = reading.batch_size
         # Costs are those of one device, which evaluates its share of the images.
-        num_devices = num_devices_of(self.trainer["accelerator"], self.trainer["devices"])
+        num_devices = num_devices_of(self.trainer.accelerator, self.trainer.devices)
         num_tested, num_validated = (
-            num_within(self.trainer[f"limit_{split}_batches"], sizes.get(split, 0), batch_size)
-            / num_devices
-            for split in ("test", "val")
+            num_within(limit, sizes.get(split, 0), batch_size) / num_devices
+            for split, limit in (
+                ("test", self.trainer.limit_test_batches),
+                ("val", self.trainer.limit_val_batches),
+            )
         )
         others = self.startup + costs.start + _ENDING + time.monotonic() - self.began
         # Three checkpoints: the first, and the deferred last.ckpt and best.ckpt at the end.
@@ -274,14 +284,14 @@ class Deadline:
 
     def _events_per_epoch(self, batches: int) -> _Events:
         """Return the mean numbers of validations and checkpoints in an epoch of this many batches."""
-        share = self.trainer["val_check_interval"]
-        every = self.trainer["check_val_every_n_epoch"] or 1
+        share = self.trainer.val_check_interval
+        every = self.trainer.check_val_every_n_epoch or 1
         each = batches if share is None else max(1, int(batches * share))
         num_inside = batches // each
         if batches % each == 0:
             num_inside -= 1  # the last validation comes at the end of the epoch
         inside = num_inside / every
-        steps = batches / self.trainer["accumulate_grad_batches"]
+        steps = batches / self.trainer.accumulate_grad_batches
         return _Events(
             validations=batches // each / every,
             inside=inside,

@@ -22,6 +22,7 @@ from finetune.profiling import step_timing
 from finetune.profiling.recorder import MeasurementDone
 from finetune.profiling.stopwatch import Costs, Stopwatch
 from finetune.runs.checkpoint_io import AtomicCheckpointIO
+from finetune.settings.schema import TrainerSettings
 from finetune.system.machine import num_cores
 from finetune.system.messages import only_errors
 from finetune.training.classifier import Classifier
@@ -38,7 +39,7 @@ _SOON = 1.0
 def trial(
     model: Classifier,
     data: ImageDataModule,
-    trainer: Any,
+    trainer: TrainerSettings,
     seconds: float,
     most: float = math.inf,
     end: float = math.inf,
@@ -49,17 +50,16 @@ def trial(
         model: The model. The trial changes its weights.
         data: The images. The trial uses the batch size of one device. It sets `cache_limit_gb` to 0 if, after all
             images were decoded for the cache, there would be no time to train on each twice.
-        trainer: `accelerator`, `precision`, `devices`, `accumulate_grad_batches`, `deterministic` and
-            `default_root_dir` of the fit.
+        trainer: The settings of the Trainer of the fit.
         seconds: Seconds in which steps are timed.
         most: Seconds after which slow steps end the trial early; see `Stopwatch`.
         end: Deadline of the fit, as a time of `time.monotonic`.
     """
-    num_devices = num_devices_of(trainer["accelerator"], trainer["devices"])
-    if _is_cuda(trainer["accelerator"]):
+    num_devices = num_devices_of(trainer.accelerator, trainer.devices)
+    if _is_cuda(trainer.accelerator):
         allow_tf32()  # as the fit will
     with (
-        _folder(trainer["default_root_dir"]) as folder,
+        _folder(trainer.default_root_dir) as folder,
         _per_device_threads(num_devices),
         only_errors(*_LOGGED_AGAIN),
         _unchanged_gpu_order(),
@@ -90,7 +90,7 @@ def trial(
     return stopwatch.costs
 
 
-def _trial_trainer(trainer: Any, stopwatch: Stopwatch, folder: str) -> pl.Trainer:
+def _trial_trainer(trainer: TrainerSettings, stopwatch: Stopwatch, folder: str) -> pl.Trainer:
     """Return the Trainer of a trial: the arithmetic of the fit on its first device, without end, writing nothing.
 
     Args:
@@ -99,11 +99,11 @@ def _trial_trainer(trainer: Any, stopwatch: Stopwatch, folder: str) -> pl.Traine
         folder: The temporary folder of the trial.
     """
     return pl.Trainer(
-        accelerator=trainer["accelerator"],
-        devices=_first(trainer["accelerator"], trainer["devices"]),
-        precision=trainer["precision"],
-        accumulate_grad_batches=trainer["accumulate_grad_batches"],
-        deterministic=trainer["deterministic"],
+        accelerator=trainer.accelerator,
+        devices=_first(trainer.accelerator, trainer.devices),
+        precision=trainer.precision,
+        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        deterministic=trainer.deterministic,
         # With more than one epoch the image cache is built, as in the fit.
         max_epochs=10**6,
         limit_val_batches=0,
@@ -190,14 +190,14 @@ def _step_seconds(model: Classifier, data: ImageDataModule) -> float:
     return step_timing.timed(step, model.device, 1)[0]
 
 
-def startup_seconds(trainer: Any, seconds: float) -> float:
+def startup_seconds(trainer: TrainerSettings, seconds: float) -> float:
     """Estimate the seconds until the processes of the fit's other devices have started; 0 if there are none.
 
     Args:
-        trainer: `accelerator` and `devices` of the fit.
+        trainer: The settings of the Trainer of the fit.
         seconds: Seconds that this process took to start. The others take as long.
     """
-    return 0.0 if num_devices_of(trainer["accelerator"], trainer["devices"]) == 1 else seconds
+    return 0.0 if num_devices_of(trainer.accelerator, trainer.devices) == 1 else seconds
 
 
 def _folder(root: Any) -> tempfile.TemporaryDirectory[str]:

@@ -21,12 +21,12 @@ Other files of a run:
 - `predictions`: predictions.csv and test_predictions.csv. `prediction_rows` has their columns.
 - `clock`: seconds.json.
 - `interpolation_record`: kept_weights.json, the choice between the weights at the start and at the end.
-- `fold_record`: folds.json, the record of a cross-validation.
 - `side_files` reads small JSON files, and `result_file` test.json and val.json.
 
 Resuming:
-- `newest_run` finds the run to resume. `resume` continues it. `run_lock` admits one process at a time.
-- `changes` compares the settings with those of the run.
+- `identity` is what a run is of, as it records when it begins, and finds the run to resume by that. `resume` continues
+  it. `run_lock` admits one process at a time.
+- `changes` compares the settings with those of the run, by the table of settings.
 - `lightning_callbacks` restores Lightning's own callbacks, such as early stopping.
 
 During a fit:

@@ -1,240 +1,155 @@
-"""Compares the settings of a command that resumes a run with the run's config.yaml.
-
-Some settings must not change. Others keep the values in the checkpoint.
-
-A key is a setting with the groups of config.yaml, such as `data.init_args.root`. A flag is the same setting on the
-command line, `data.root`.
-"""
+"""What may change in a run that is resumed. Each setting says so in its row of the table (`About.resume`)."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from finetune.data.datamodule import ImageDataModule
+from finetune.runs.resume import Start
+from finetune.settings.configs import flattened, to_config
+from finetune.settings.fields import find_setting
+from finetune.settings.schema import FitSettings
+
 Pair = tuple[Any, Any]  # the values of a setting in the run and in the command
+Changes = Mapping[str, Pair]  # by full name
 
-# With other values training sees the images in another order.
-_ORDER = ("seed_everything", "data.batch_size")
-_IMAGE_SETTINGS = (
-    "data.root",
-    "data.table",
-    "data.corrections",
-    "data.val_fraction",
-    "data.test_fraction",
-    "data.split_seed",
-    "data.columns",
-    "data.labels",
-    "data.label_separator",
-    "data.merge",
-    "data.group_by",
-    "data.num_folds",
-    "data.fold",
-)
-# With other values the state of the optimizer would not fit.
-_FIXED = (
-    "model.backbone",
-    "model.members",
-    "model.head_stages",
-    "model.freeze",
-    "model.layer_decay",
-    "model.decay_norm_and_bias",
-    "model.optimizer.class_path",
-    "model.scheduler.class_path",
-)
-# Settings that are used at the beginning only, or that are stored in the checkpoint.
-_DECIDED_BY_CHECKPOINT = (
-    "model.optimizer.",
-    "model.scheduler.",
-    "model.head_lr_multiplier",
-    "model.class_weights",
-    "model.weights",
-    "model.head_init",
-    "model.source_classes",
-    "model.class_mapping",
-    "threshold",  # best.ckpt may have one already
-)
-# Settings that are compared as a whole: a class that only one of them names is a difference, too.
-_COMPLETE = ("model.class_weights",)
-_LENGTH = ("trainer.max_epochs", "trainer.max_steps", "trainer.limit_train_batches")
-_OF_TEST = ("trainer.limit_test_batches", "trainer.precision")
-# Settings that change no result: devices, speed and output.
-_WITHOUT_EFFECT = (
-    "resume",
-    "ckpt_path",
-    "allow_changes",
-    "minutes",
-    "test_after_fit",
-    "name",
-    "keep_last",
-    "folds",
-    "checkpoint_every_n_steps",
-    "model.compile",
-    "data.num_workers",
-    "data.cache_limit_gb",
-    "data.predict",
-    "data.root",
-    "data.table",
-    "data.corrections",
-    "trainer.accelerator",
-    "trainer.strategy",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.default_root_dir",
-    "trainer.logger",
-    "trainer.log_every_n_steps",
-    "trainer.enable_progress_bar",
-    "trainer.profiler",
-)
+_OF_TEST = {"trainer.limit_test_batches", "trainer.precision"}
 
 
-def compare_settings(
-    before: Mapping[str, Any],
-    now: Mapping[str, Any],
-    has_other_images: bool,
-    allow: bool,
-    is_finished: bool = False,
-) -> tuple[str, dict[str, Any]]:
-    """Compare the settings of a run with those of the command that resumes it.
+def changes_between(before: FitSettings, now: FitSettings) -> dict[str, Pair]:
+    """Return the settings of a command that differ from those of a run and have an effect, by full name.
 
-    Args:
-        before: Settings in the run's config.yaml; empty if the file is missing.
-        now: Settings of the command.
-        has_other_images: Whether the training or validation images differ.
-        allow: Whether the order of the images may change.
-        is_finished: Whether the run has nothing left to train, so that settings of data and model have no effect.
-
-    Returns:
-        A message about the differences, "" for none, and the values of the run that replace those of the command.
-
-    Raises:
-        ValueError: A setting differs that must not, or only with `allow`.
+    Arguments that only one of two classes has are left out: the names of the classes differ already.
     """
-    old = dict(_flatten(before or now))
-    new = dict(_flatten(now))
-    differing = _differing(old, new)
-    values = {_flag(key): (old.get(key), new.get(key)) for key in differing}
-    _check_fixed(values, old)
-    order = {
-        flag: pair
-        for flag, pair in values.items()
-        if flag in _ORDER or (has_other_images and flag in _IMAGE_SETTINGS)
-    }
-    _check_order(order, has_other_images, allow)
-    # WarmupCosine takes its shape and length from the command, not from the checkpoint.
-    has_warmup_cosine = str(new.get("model.scheduler.class_path")).endswith("WarmupCosine")
-    from_checkpoint = {
-        key: old[key]
-        for key in differing
-        if _flag(key).startswith(_DECIDED_BY_CHECKPOINT)
-        and not (has_warmup_cosine and key.startswith("model.scheduler."))
-    }
-    restored = {_flag(key): values[_flag(key)] for key in from_checkpoint}
-    changed = {
-        flag: pair
-        for flag, pair in values.items()
-        if flag not in restored and (flag in order or not flag.startswith(_WITHOUT_EFFECT))
-    }
-    if is_finished:
-        _check_not_trained_otherwise(changed, order)
-        # nothing is trained, so only settings of the test have an effect
-        changed = {
-            flag: pair for flag, pair in changed.items() if flag in _OF_TEST or flag in order
-        }
-    messages = [f"changed: {_in_words(changed)}"] if changed else []
-    if has_warmup_cosine and not changed.keys().isdisjoint(_LENGTH):
-        messages.append(
-            "the learning rate continues at the current step of a WarmupCosine of the new length"
-        )
-    messages += [
-        f"{flag} stays {json.dumps(a)}, not {json.dumps(b)}, since the checkpoint decides"
-        for flag, (a, b) in restored.items()
-    ]
-    return "; ".join(messages), from_checkpoint
+    old, new = (
+        dict(flattened(FitSettings, config, {})) for config in (to_config(before), to_config(now))
+    )
+    common = [name for name in old if name in new and _kind_of(name) != "free"]
+    return {name: (old[name], new[name]) for name in common if old[name] != new[name]}
 
 
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the settings that differ.
-
-    Arguments that only one of two classes has are skipped: the names of the classes differ already.
-    """
-    common = [key for key in {**old, **new} if key in _FIXED or (key in old and key in new)]
-    return [key for key in common if old.get(key) != new.get(key)]
+def held_settings(changes: Changes) -> set[str]:
+    """Return the names of the settings that keep the value of the run, since its checkpoint has them."""
+    return {".".join(name.split(".")[:2]) for name in _of_kind(changes, "stays")}
 
 
-def _check_fixed(values: Mapping[str, Pair], old: Mapping[str, Any]) -> None:
+def check_fixed(changes: Changes, members: int) -> None:
     """Check that no setting differs with which the state of optimizer or scheduler would not fit.
 
     Args:
-        values: The settings that differ.
-        old: All settings of the run.
+        changes: The settings that differ.
+        members: Number of networks of the run.
 
     Raises:
         ValueError: One does.
     """
-    is_one = old.get("model.members") == 1  # an ensemble cannot give its weights to a new run
-    hint = "may start from its weights: --model.weights LAST.CKPT" if is_one else "begins"
-    if fixed := {flag: pair for flag, pair in values.items() if flag in _FIXED}:
+    # an ensemble cannot give its weights to a new run
+    hint = "may start from its weights: --model.weights LAST.CKPT" if members == 1 else "begins"
+    if fixed := _of_kind(changes, "fixed"):
         raise ValueError(
             f"the run cannot continue with {_in_words(fixed)}; a new run {hint} without --resume"
         )
 
 
-def _check_order(order: Mapping[str, Pair], has_other_images: bool, allow: bool) -> None:
-    """Check that training sees the images in the order in which the run began, unless another one is allowed.
+def check_changes(
+    start: Start, data: ImageDataModule, changes: Changes, allow: bool, is_finished: bool
+) -> str:
+    """Return what has changed since a run began, in words; "" for nothing.
 
     Args:
-        order: The differing settings that decide the order.
-        has_other_images: Whether the training or validation images differ.
-        allow: Whether the order may change.
+        start: Its last checkpoint.
+        data: The images of the command.
+        changes: The settings that differ.
+        allow: Whether training may see the images in another order.
+        is_finished: Whether the run has nothing left to train, so that settings of data and model have no effect.
+
+    Raises:
+        ValueError: Something has changed that must not change.
+    """
+    names = start.content["hyper_parameters"]["class_names"]
+    if names != data.class_names:
+        raise ValueError(
+            f"{Path(start.path).parents[1]} is of the classes {', '.join(names)}, and {data.root} has "
+            f"{', '.join(data.class_names)}: begin a new run without --resume"
+        )
+    has_other_images = start.content["finetune"]["data_fingerprint"] != data.fingerprint
+    return describe_changes(changes, has_other_images, allow, is_finished)
+
+
+def describe_changes(
+    changes: Changes, has_other_images: bool, allow: bool, is_finished: bool = False
+) -> str:
+    """Return changes in words; see `check_changes`.
+
+    Raises:
+        ValueError: A setting has changed that must not change.
+    """
+    of_images = _of_kind(changes, "images")
+    order = _of_kind(changes, "order")
+    if has_other_images:
+        order |= of_images | _of_kind(changes, "place")
+    _check_order(order, has_other_images, allow)
+    changed = _of_kind(changes, "changes")
+    if not has_other_images:
+        changed |= of_images
+    if is_finished:
+        _check_not_trained_otherwise(changed)
+        changed = {name: pair for name, pair in changed.items() if name in _OF_TEST}
+    changed |= order
+    stays = [
+        f"{name} stays {json.dumps(before)}, not {json.dumps(now)}, since the checkpoint decides"
+        for name, (before, now) in _of_kind(changes, "stays").items()
+    ]
+    return "; ".join([f"changed: {_in_words(changed)}", *stays] if changed else stays)
+
+
+def _check_order(order: Changes, has_other_images: bool, allow: bool) -> None:
+    """Check that training sees the images in the order in which the run began, unless another one is allowed.
 
     Raises:
         ValueError: The order changes.
     """
-    if (order or has_other_images) and not allow:
-        what = "train or validate on other images, labels or groups: restore them"
-        if order:
-            what = f"train in another order with {_in_words(order)}: keep the old value"
-        raise ValueError(
-            f"the run would {what}, begin a new run without --resume, or continue with --allow_changes true"
-        )
+    if allow or not (order or has_other_images):
+        return
+    what = "train or validate on other images, labels or groups: restore them"
+    if order:
+        what = f"train in another order with {_in_words(order)}: keep the old value"
+    raise ValueError(
+        f"the run would {what}, begin a new run without --resume, or continue with --allow_changes true"
+    )
 
 
-def _check_not_trained_otherwise(changed: Mapping[str, Pair], order: Mapping[str, Pair]) -> None:
+def _check_not_trained_otherwise(changed: Changes) -> None:
     """Check that the command of a finished run has the settings of data and model with which it was trained.
-
-    Args:
-        changed: The settings that differ and have an effect.
-        order: Those of them that decide the order of images, which were allowed to change.
 
     Raises:
         ValueError: One differs.
     """
-    of_the_model = {
-        flag: pair
-        for flag, pair in changed.items()
-        if flag.startswith(("data.", "model.")) and flag not in order
-    }
-    if of_the_model:
+    trained = {name: pair for name, pair in changed.items() if name.startswith(("data.", "model."))}
+    if trained:
         raise ValueError(
-            f"the run is finished, and was not trained with {_in_words(of_the_model)}: leave that as it was, or begin "
-            "a new run without --resume"
+            f"the run is finished, and was not trained with {_in_words(trained)}: leave that as it was, or begin a new "
+            "run without --resume"
         )
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings of nested dicts with dotted keys."""
-    for key, value in values.items():
-        if isinstance(value, dict) and value and prefix + key not in _COMPLETE:
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
+def _kind_of(name: str) -> str:
+    """Return what `--resume` does with a setting of this full name; see `About.resume`."""
+    if name in ("model.optimizer.class_path", "model.scheduler.class_path"):
+        return "fixed"
+    if name.startswith(("model.optimizer.", "model.scheduler.")):
+        return "stays"
+    setting = find_setting(FitSettings, name)
+    return "changes" if setting is None else setting.about.resume  # an argument of an own class
 
 
-def _flag(key: str) -> str:
-    """Return a key as it is written on the command line."""
-    return key.replace(".init_args.", ".")
+def _of_kind(changes: Changes, kind: str) -> dict[str, Pair]:
+    return {name: pair for name, pair in changes.items() if _kind_of(name) == kind}
 
 
-def _in_words(values: Mapping[str, Pair]) -> str:
+def _in_words(changes: Changes) -> str:
     return ", ".join(
-        f"{key} {json.dumps(new)} (was {json.dumps(old)})" for key, (old, new) in values.items()
+        f"{name} {json.dumps(now)} (was {json.dumps(before)})"
+        for name, (before, now) in changes.items()
     )

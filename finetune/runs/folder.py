@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from jsonargparse import ArgumentParser, Namespace
 
 from finetune.data.data_place import RUNS_MARK
 from finetune.distributed.ranks import ending
-from finetune.runs.fold_record import has_folds
+from finetune.runs.identity import num_folds
 from finetune.runs.local_copies import RECORD, SYNC, address_of, shown_place
 from finetune.runs.run_download import fetch_run, names_there
 from finetune.runs.run_lock import CHILDREN_LOCK, LOCK, check_free, hold, release_run
@@ -36,10 +35,8 @@ _OF_NO_RESULT = {
     LOCK,
     CHILDREN_LOCK,
     "checkpoints/start.ckpt",
-    "folds.json",
 }
 _OF_LOCAL_COPIES = {RECORD, SYNC}
-_ROOT = "trainer.default_root_dir"
 
 
 class Run:
@@ -267,21 +264,6 @@ def last_checkpoint(run: Path) -> Path:
     return run / "checkpoints" / "last.ckpt"
 
 
-def runs_elsewhere(root: str | Path, known: Sequence[Path]) -> list[Path]:
-    """Return the runs in `root` that have a `last.ckpt` but lie where `--resume` does not look.
-
-    Args:
-        root: The folder of all runs.
-        known: The runs of `fit` in it.
-    """
-    runs = [
-        path.parent.parent
-        for depth in ("*", "*/*")
-        for path in Path(root).glob(f"{depth}/checkpoints/last.ckpt")
-    ]
-    return sorted(set(runs) - set(known))
-
-
 def check_unused(folder: Path) -> None:
     """Check that a new run can use this folder. It may exist, if a fit was killed before it had a result.
 
@@ -292,7 +274,7 @@ def check_unused(folder: Path) -> None:
     if folder.is_dir() and not folder.is_symlink() and _is_ours(folder) and not has_result(folder):
         check_free(folder)
     elif os.path.lexists(folder):
-        can_go_on = last_checkpoint(folder).is_file() or has_folds(folder)
+        can_go_on = last_checkpoint(folder).is_file() or num_folds(folder) is not None
         hint = "continue that run with --resume" if can_go_on else f"finetune runs rm {folder}"
         raise WrongUsage(
             f"--name {folder.name}: {shown_place(folder)} exists already: choose another name, or {hint}"
@@ -362,11 +344,15 @@ def _version(folder: Path) -> int:
 
 
 class RunFolder(pl.Callback):
-    """Chooses the run's folder on rank 0, broadcasts it, and writes `config.yaml` and `about.json`."""
+    """Chooses the run's folder on rank 0, broadcasts it, and writes `config.yaml` and `about.json`.
 
-    def __init__(self, run: Run, parser: ArgumentParser, config: Namespace) -> None:
+    Args:
+        run: The run.
+        config: The content of config.yaml.
+    """
+
+    def __init__(self, run: Run, config: str) -> None:
         self.run = run
-        self.parser = parser
         self.config = config
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -389,7 +375,7 @@ class RunFolder(pl.Callback):
                 self.run.about is not None
             ):  # first, since a folder without it is not taken for a run
                 write_about(self.run.path, self._about(self.run.about))
-            replace_text(self.run.file("config.yaml"), began + self.text())
+            replace_text(self.run.file("config.yaml"), began + self.config)
             self.run.send()
 
     def on_exception(self, *_: Any) -> None:
@@ -406,24 +392,3 @@ class RunFolder(pl.Callback):
         went_on_by = [*first.get("went_on_by", []), about.get("command", "")]
         current = {name: value for name, value in about.items() if name != "began"}
         return {**current, "command": "", **beginning, "went_on_by": went_on_by}
-
-    def text(self) -> str:
-        """Return the content of config.yaml."""
-        return config_text(self.parser, self.config, self.run.command)
-
-
-def config_text(parser: ArgumentParser, config: Namespace, command: str) -> str:
-    """Return the content of config.yaml for a command. `fit` with this config starts a new run: it does not resume."""
-    config = config.clone()
-    for key, value in {
-        "resume": False,
-        "allow_changes": False,
-        "ckpt_path": None,
-        "name": None,
-    }.items():
-        if command == "fit" and key in config:
-            config[key] = value
-    if (root := config.get(_ROOT)) is not None:
-        config[_ROOT] = shown_place(root)
-    # the parser has validated the settings before
-    return parser.dump(config, skip_unset=False, skip_validation=True, format="yaml")

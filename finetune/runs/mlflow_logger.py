@@ -141,5 +141,5 @@ def _check_server(uri: str) -> None:
         except HTTPError:  # an error response is an answer too
             return
         except OSError as error:
-            hint = "MLFLOW_TRACKING_URI or --trainer.logger.tracking_uri sets its address"
+            hint = "MLFLOW_TRACKING_URI sets its address"
             raise ValueError(f"no server answers at {uri} ({reason(error)}): {hint}") from error

@@ -29,7 +29,6 @@ from finetune.runs.lightning_callbacks import (
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.predictions import FILES
 from finetune.system.files import link
-from finetune.system.messages import WrongUsage
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,6 @@ class Checkpoints(Checkpoint):
     """
 
     def __init__(self, run: Run, every_n_steps: int | None = None) -> None:
-        check_interval(every_n_steps)
         self.run = run
         self.every_n_steps = every_n_steps
         self.signal = SignalFlag()
@@ -329,13 +327,3 @@ def _diverged(trainer: pl.Trainer, text: str) -> ValueError:
         f"{text} in epoch {trainer.current_epoch + 1}: training has diverged. Try {gentler_training(trainer)}. "
         "No checkpoint has that step"
     )
-
-
-def check_interval(every_n_steps: int | None) -> None:
-    """Check the number of steps between checkpoints; None means at the end of each epoch only.
-
-    Raises:
-        WrongUsage: The number is less than 1.
-    """
-    if every_n_steps is not None and every_n_steps < 1:
-        raise WrongUsage(f"--checkpoint_every_n_steps must be at least 1, got {every_n_steps}")

@@ -6,7 +6,7 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
-from finetune.runs.fold_record import has_folds
+from finetune.runs.identity import num_folds
 from finetune.runs.run_lock import check_free, holding
 from finetune.runs.run_search import is_run_folder
 from finetune.system.messages import NotFound, WrongUsage
@@ -16,7 +16,7 @@ _TRAINING_STATE = ("optimizer_states", "lr_schedulers")
 # The files that a fit, its loggers and `finetune export` write in the folder of a run; with folds also beneath it.
 _OURS = re.compile(
     r"(fit/fold_\d+/|test/version_\d+/)?"
-    r"((about|folds|kept_weights|loggers|seconds|test|val)\.json|config\.yaml|skipped\.txt"
+    r"((about|kept_weights|loggers|seconds|test|val)\.json|config\.yaml|skipped\.txt"
     r"|(metrics|steps|predictions|test_predictions)\.csv|report\.html|augmented\.webp"
     r"|\.finetune|\.lock|\.children\.lock|\.sync|\.uploaded\.json"
     r"|checkpoints/(best|last|start)(\.ckpt|(\.int8)?\.(onnx|safetensors)(\.json)?)"
@@ -39,14 +39,14 @@ def check_removable(run: Path) -> None:
         raise NotFound(f"there is no run {run}")
     if run.is_symlink() or not is_run_folder(run):
         raise WrongUsage(f"{run} is not the folder of a run of finetune fit: nothing is deleted")
-    whole = next(filter(has_folds, run.resolve().parents), None)
+    whole = next(filter(num_folds, run.resolve().parents), None)
     if whole is not None:
         raise WrongUsage(
             f"{run} is a part of a cross-validation: finetune runs rm {shlex.quote(str(whole))}"
         )
     check_free(run)
     for inner in sorted(path.parent for path in run.glob("*/**/about.json")):
-        if has_folds(run) and re.fullmatch(r"fit/fold_\d+", inner.relative_to(run).as_posix()):
+        if num_folds(run) and re.fullmatch(r"fit/fold_\d+", inner.relative_to(run).as_posix()):
             check_free(inner)
         elif is_run_folder(inner):
             raise WrongUsage(

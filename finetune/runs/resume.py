@@ -2,16 +2,14 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytorch_lightning as pl
 from torch import Tensor
 
-from finetune.data.datamodule import ImageDataModule
-from finetune.runs.changes import compare_settings
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import ExportedCheckpoint
 from finetune.runs.folder import Run
@@ -108,18 +106,6 @@ def check_resumable(start: Start) -> None:
         )
 
 
-class Changes(NamedTuple):
-    """The settings of a run that is resumed, and of the command that resumes it.
-
-    Attributes:
-        before: The content of the run's config.yaml.
-        now: The settings of the command, before settings of the run replace some.
-    """
-
-    before: dict[str, Any]
-    now: dict[str, Any]
-
-
 def limit_reached(start: Start | None, is_resumed: bool, limits: Limits) -> str:
     """Return the limit that the run to resume has reached, in words; "" if training continues.
 
@@ -140,39 +126,14 @@ def limit_reached(start: Start | None, is_resumed: bool, limits: Limits) -> str:
     return finished
 
 
-def check_changes(
-    start: Start, data: ImageDataModule, changes: Changes, allow_changes: bool, is_finished: bool
-) -> str:
-    """Return what has changed since a run began, in words; "" for nothing.
-
-    Raises:
-        ValueError: A setting has changed that must not change.
-    """
-    names = start.content["hyper_parameters"]["class_names"]
-    if names != data.class_names:
-        run = Path(start.path).parents[1]
-        raise ValueError(
-            f"{run} is of the classes {', '.join(names)}, and {data.root} has {', '.join(data.class_names)}: "
-            "begin a new run without --resume"
-        )
-    has_other_images = start.content["finetune"]["data_fingerprint"] != data.fingerprint
-    message, _ = compare_settings(
-        changes.before, changes.now, has_other_images, allow_changes, is_finished
-    )
-    return message
-
-
-def continue_run(
-    trainer: pl.Trainer, run: Run, start: Start, message: str, newer: Sequence[Path]
-) -> None:
+def continue_run(trainer: pl.Trainer, run: Run, start: Start, message: str) -> None:
     """Prepare a run's folder and loggers for its next steps, and log what has changed.
 
     Args:
         trainer: The trainer, with the callbacks and loggers of the run.
         run: The run. Its folder is chosen already.
         start: Its last checkpoint.
-        message: The result of `check_changes`.
-        newer: Newer runs in other folders, where `--resume` does not look.
+        message: What has changed since the run began, in words; "" for nothing.
 
     Raises:
         ValueError: Another process continues this run, or has done so in the meantime.
@@ -186,11 +147,7 @@ def continue_run(
     run.began_from = facts.get("began_from")
     run.licence = facts.get("licence_of_the_weights")
     if trainer.is_global_zero:
-        parts = [message] if message else []
-        parts += [f"{other} is newer, but not in {run.root / 'fit'}" for other in newer]
-        log.info(
-            "resuming %s from step %d%s", run.place, step, "".join(f"; {part}" for part in parts)
-        )
+        log.info("resuming %s from step %d%s", run.place, step, message and f"; {message}")
     for logger in trainer.loggers:
         if isinstance(logger, (MetricsCSV, RunLogger)):
             logger.rewind(step)

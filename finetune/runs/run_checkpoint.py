@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from finetune.models.hub import download_weights, is_hub
-from finetune.runs.fold_record import has_folds
+from finetune.runs.identity import num_folds
 from finetune.runs.run_search import is_numbered, read_about
 from finetune.system.messages import WrongUsage
 
@@ -32,7 +32,7 @@ def checkpoint_of(path: str) -> tuple[str, str]:
             return str(best), ""
         if last.is_file():
             return str(last), f"{path} has no best checkpoint: taking {last}"
-    if has_folds(folder):
+    if num_folds(folder) is not None:
         raise WrongUsage(
             f"the cross-validation {path} has not ended: finetune fit --resume {path} continues it"
         )
@@ -67,5 +67,4 @@ def run_of(path: str) -> str:
     is_run = (place / "checkpoints/last.ckpt").is_file() or (
         (place / "config.yaml").is_file() and has_begun
     )
-    is_run |= has_folds(place)  # also before its first fold has written a config.yaml
     return str(place) if is_run else ""

@@ -183,7 +183,7 @@ class LoggedConfig(pl.Callback):
         if self._is_done:  # it is called again for the test after a fit
             return
         for logger in run_loggers(trainer.loggers):
-            logger.log_config(flatten(yaml.safe_load(self.folder.text())))
+            logger.log_config(flatten(yaml.safe_load(self.folder.config)))
         self._is_done = True
 
 

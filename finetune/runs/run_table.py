@@ -15,7 +15,7 @@ import yaml
 
 from finetune.data.data_place import place_of
 from finetune.runs.best_epoch import MONITORS, chosen_epoch
-from finetune.runs.fold_record import has_folds
+from finetune.runs.identity import num_folds
 from finetune.runs.interpolation_record import METRICS
 from finetune.runs.outcome import (
     approximate_interval,
@@ -125,7 +125,7 @@ class _SideFiles:
 
     def num_epochs(self) -> int:
         """Return how many epochs have ended; with folds those of the longest fold."""
-        of_folds = self.run.glob("fit/fold_*/metrics.csv") if has_folds(self.run) else ()
+        of_folds = self.run.glob("fit/fold_*/metrics.csv") if num_folds(self.run) else ()
         return max([len(self.epochs), *(len(self._epochs(path)) for path in of_folds)])
 
     def setting(self, *keys: str) -> Any:
@@ -229,7 +229,7 @@ def _state(files: _SideFiles) -> str:
         return DAMAGED
     best, last = (files.run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
     if not best.is_file() and not last.is_file():
-        return UNFINISHED if has_folds(files.run) else EMPTY
+        return UNFINISHED if num_folds(files.run) else EMPTY
     if "ended" in files.about or files.result:
         return FINISHED
     return UNFINISHED

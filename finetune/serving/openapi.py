@@ -8,10 +8,10 @@ from typing import Annotated, Any, NotRequired, TypeVar, get_args, get_origin, g
 from starlette.routing import BaseRoute, Route
 
 import finetune
-from finetune.models.heads import LabelKind
 from finetune.serving.guard import MAX_HEADER_BYTES, OPEN_PATHS
 from finetune.serving.response_types import Error, LabelsPrediction, Prediction
 from finetune.serving.uploads import Limits
+from finetune.settings.schema import LabelKind
 
 Schema = dict[str, Any]
 Handler = TypeVar("Handler", bound=Callable)

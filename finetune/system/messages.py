@@ -19,13 +19,26 @@ _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069
 
 
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"  # begins the paths of our modules
-_PARSER = f"{os.sep}jsonargparse{os.sep}"  # in the paths of jsonargparse's modules
 
 
 class WrongUsage(ValueError):
-    """An option has a value that is invalid for any data. The exit code is that of a mistyped flag."""
+    """An option has a value that is invalid for any data. The exit code is that of a mistyped flag.
+
+    Attributes:
+        text: What is wrong.
+        setting: The full name of the setting, such as data.batch_size, with which the message begins; "" for none. The
+            command line writes it as it is typed there.
+    """
 
     exit_code = 2
+
+    def __init__(self, text: object = "", setting: str = "") -> None:
+        super().__init__(text)
+        self.text = str(text)
+        self.setting = setting
+
+    def __str__(self) -> str:
+        return f"{self.setting} {self.text}" if self.setting else self.text
 
 
 class NotFound(WrongUsage, FileNotFoundError):
@@ -52,9 +65,7 @@ def _origin(error: BaseException) -> tuple[bool, bool] | None:
         last = last.tb_next
     code = last.tb_frame.f_code
     is_raise = code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    # jsonargparse raises errors about values that the user has set
-    is_ours = code.co_filename.startswith(PACKAGE) or _PARSER in code.co_filename
-    return is_ours, is_raise
+    return code.co_filename.startswith(PACKAGE), is_raise
 
 
 @contextmanager
@@ -73,16 +84,6 @@ def as_wrong_usage(option: str) -> Iterator[None]:
 def install(extra: str) -> str:
     """Return the command that installs an extra. It needs a checkout: PyPI has another project of this name."""
     return f"pip install '.[{extra}]' in a checkout of finetune"
-
-
-def check_seed(seed: int, option: str = "--seed") -> None:
-    """Check that a seed is in the range of 32 bits.
-
-    Raises:
-        WrongUsage: It is not.
-    """
-    if not 0 <= seed < 2**32:
-        raise WrongUsage(f"{option} must be from 0 to {2**32 - 1:,}, not {seed}")
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:
@@ -146,7 +147,6 @@ def be_quiet() -> None:
     logging.getLogger("finetune").setLevel(logging.INFO)
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
     warnings.filterwarnings(
         "ignore", module="pytorch_lightning|lightning_fabric|torchmetrics|torch"
     )

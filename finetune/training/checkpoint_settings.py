@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from finetune.models import ensemble
 from finetune.models.checkpoint_sections import HYPER_PARAMETERS
 from finetune.models.checkpoint_values import class_paths
 
@@ -13,7 +12,6 @@ def model_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ValueError: There is an unknown argument, or a value that no fit writes.
-        WrongUsage: The number of members is out of range.
     """
     settings = plain(checkpoint["hyper_parameters"], "hyper_parameters")
     for name in settings.keys() - HYPER_PARAMETERS.keys():
@@ -24,8 +22,6 @@ def model_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"the checkpoint is not as `finetune fit` writes them: its hyper_parameters name {class_path}"
         )
-    # the argument parser would convert text to a number
-    ensemble.check_members(settings.get("members", 1), "xavier")
     return settings
 
 

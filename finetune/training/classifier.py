@@ -24,9 +24,11 @@ from finetune.data.samplers import run_seed
 from finetune.distributed.global_loss import GlobalLoss, set_ddp_arguments, zero_loss
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.models import stages
-from finetune.models.heads import LabelKind, resolved_head_init
+from finetune.models.heads import resolved_head_init
 from finetune.models.image_classifier import build_image_classifier
 from finetune.runs.checkpoint_facts import check_fits, origin
+from finetune.settings.fields import check_section, own_arguments
+from finetune.settings.schema import HeadInit, LabelKind, ModelSettings
 from finetune.system.messages import as_wrong_usage
 from finetune.training import param_groups
 from finetune.training.calibration import (
@@ -56,49 +58,22 @@ if TYPE_CHECKING:  # scipy takes a second to import
     from finetune.features.linear_probe import FittedHead
 
 
+DEFAULTS = ModelSettings()
+
+
 class Classifier(pl.LightningModule):
     """An image classifier from uint8 RGB images to logits, including the normalization.
 
+    The other arguments are the settings of `finetune.settings.schema.ModelSettings`, which has their help, types and
+    ranges.
+
     Args:
         class_names: The K classes, in the order of the logits.
-        backbone: A torchvision classification network except squeezenet, timm/NAME, lenet, resnet18_small or small_cnn.
-            `finetune fit` also takes several names separated by commas, or `auto`, and chooses one on the images.
-        weights: Where training starts: a torchvision weights name or DEFAULT, the path of a state dict (.pt, .pth,
-            .safetensors) or of a checkpoint (ours, timm's, torchvision's or Lightning's), a folder of timm's,
-            hf://OWNER/NAME or hf://OWNER/NAME@REVISION, or null for random weights.
-        head_init: Start of the new head: `xavier` (random), `source` (the source classifier's rows of the same names),
-            `probe` (logistic regression on the features of the training images, its strength chosen by
-            cross-validation on them). `auto` is `probe` if a single network starts from pretrained weights, else
-            `xavier`.
-        source_classes: Text file with the source classifier's class names, one per line, if its weights have none.
-        class_mapping: For `source`: class to source class, or to several (their mean), if the names do not match.
-        freeze: Last frozen stage, such as layer2; null trains everything. `backbone` freezes everything except the
-            head, which is then solved exactly, as the logistic regression of `head_init: probe`. Epochs, optimizer and
-            augmentation have no effect then.
-        freeze_batch_norm: Batch norm keeps and uses its running statistics even in stages that train. If false, it
-            takes the statistics of the global batch, over all devices. Null is true if the head starts as `probe`.
-        head_lr_multiplier: Learning rate of the head divided by that of the backbone.
-        layer_decay: Ratio of the learning rates of neighbouring stages, in (0, 1]; 1 for one rate.
-        decay_norm_and_bias: Apply weight decay also to biases, norms, layer scales, position embeddings, class tokens
-            and logit scales.
-        optimizer: A torch optimizer by class_path.
-        scheduler: A torch scheduler by class_path. Its `total_steps`, if it has that argument, defaults to the steps of
-            the run.
-        scheduler_interval: Whether the scheduler steps after each optimizer step or each epoch.
-        label_smoothing: Share of the target spread over all classes, in [0, 1); of several labels over present and
-            absent.
-        class_weights: `balanced` weights each class by the inverse of its frequency in training; of several labels the
-            images with a label as much as those without. Or the weight of each class, from 0: `cat:2,dog:0.5`, or a
-            .yaml file. Classes that are not named have 1. Of several labels it is the weight of the
-            images with the label.
-        compile: Use torch.compile. The first batch of each kind then takes about a minute.
+        optimizer: Makes the optimizer of parameter groups.
+        scheduler: Makes the scheduler of an optimizer; None for a constant rate.
         network_size: Side of the images in pixels, for networks with position embeddings.
-        members: Number of networks of an ensemble. Each trains with its own random head; their probabilities are
-            averaged.
         label_kind: Whether each image has exactly one class (`single`), or several labels or none (`several`). The data
             decide it.
-        head_stages: Number of the network's last stages whose pooled features the head takes. 1 is the network's own
-            head. `finetune fit` with `freeze: backbone` takes 3 if the network supports it.
     """
 
     # Shapes: B images of the per-rank batch, h and w pixels, K classes.
@@ -107,31 +82,35 @@ class Classifier(pl.LightningModule):
     def __init__(  # noqa: PLR0913 (an argument for each option)
         self,
         class_names: list[str],
-        backbone: str = "resnet18",
-        weights: str | None = "DEFAULT",
-        head_init: Literal["auto", "xavier", "source", "probe"] = "auto",
-        source_classes: str | None = None,
-        class_mapping: dict[str, str | list[str]] | None = None,
-        freeze: str | None = None,
-        freeze_batch_norm: bool | None = None,
-        head_lr_multiplier: float = 1.0,
-        layer_decay: float = 1.0,
-        decay_norm_and_bias: bool = False,
+        backbone: str = DEFAULTS.backbone,
+        weights: str | None = DEFAULTS.weights,
+        head_init: HeadInit = DEFAULTS.head_init,
+        source_classes: str | None = DEFAULTS.source_classes,
+        class_mapping: dict[str, str | list[str]] | None = DEFAULTS.class_mapping,
+        freeze: str | None = DEFAULTS.freeze,
+        freeze_batch_norm: bool | None = DEFAULTS.freeze_batch_norm,
+        head_lr_multiplier: float = DEFAULTS.head_lr_multiplier,
+        layer_decay: float = DEFAULTS.layer_decay,
+        decay_norm_and_bias: bool = DEFAULTS.decay_norm_and_bias,
         optimizer: Callable[[Any], Optimizer] = lambda params: AdamW(
             params, lr=1e-4, weight_decay=0.05
         ),
         scheduler: Callable[[Optimizer], LRScheduler] | None = lambda optimizer: WarmupCosine(
             optimizer, warmup=0.2
         ),
-        scheduler_interval: Literal["step", "epoch"] = "step",
-        label_smoothing: float = 0.0,
-        class_weights: dict[str, float] | str | None = None,
-        compile: bool = False,
+        scheduler_interval: Literal["step", "epoch"] = DEFAULTS.scheduler_interval,
+        label_smoothing: float = DEFAULTS.label_smoothing,
+        class_weights: dict[str, float] | str | None = DEFAULTS.class_weights,
+        compile: bool = DEFAULTS.compile,
         network_size: int | None = None,
-        members: int = 1,
+        members: int = DEFAULTS.members,
         label_kind: LabelKind = "single",
-        head_stages: int = 1,
+        head_stages: int = DEFAULTS.head_stages,
     ) -> None:
+        arguments = own_arguments(ModelSettings, locals())
+        for name in ("optimizer", "scheduler"):  # functions here
+            del arguments[name]
+        check_section(ModelSettings, arguments, "model.")
         super().__init__()
         class_weights = parse_class_weights(class_weights)  # a checkpoint has no path of a file
         # config.yaml has the optimizer. A checkpoint has only plain values, for `weights_only=True`.
@@ -155,7 +134,6 @@ class Classifier(pl.LightningModule):
             class_mapping=class_mapping,
             source_classes=source_classes,
         )
-        param_groups.check_rates(head_lr_multiplier, layer_decay)
         self.head_lr_multiplier = head_lr_multiplier
         self.layer_decay = layer_decay
         self.class_weights = class_weights
@@ -236,8 +214,6 @@ class Classifier(pl.LightningModule):
         set_ddp_arguments(self.trainer)
         self.train_metrics.reset()  # an earlier fit may have been interrupted
         self._check_memory(stage)
-        if stage == "fit":
-            stages.check_solved(self.hparams["freeze"], self.head_init, self.hparams["members"])
         if stage == "fit" and self.trainer.world_size > 1:
             share_statistics(self.network, self.always_eval)
         if stage != "fit" or self.trainer.ckpt_path is not None:

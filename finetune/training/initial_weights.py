@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytorch_lightning as pl
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.models.heads import HeadInit
 from finetune.models.image_classifier import ImageClassifier
 from finetune.models.source_head import source_head
 from finetune.models.weights import load_pretrained, read_weights
+from finetune.settings.schema import HeadInit
 from finetune.training.outputs import collect
 
 if TYPE_CHECKING:  # scipy takes a second to import

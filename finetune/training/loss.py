@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from finetune.system.messages import WrongUsage
-
 # Shapes: B images, M members of an ensemble, K classes or labels.
 
 _TINY = 1e-30  # far below the smallest weight of an image
@@ -73,16 +71,6 @@ class Target(NamedTuple):
         if self.weights is not None and weights is not None:
             share = share * self.weights / weights.clamp_min(torch.finfo(weights.dtype).tiny)
         return torch.lerp(self.partner_labels, self.labels, share[:, None])
-
-
-def check_smoothing(label_smoothing: float) -> None:
-    """Check the share of the target that is spread over all classes.
-
-    Raises:
-        WrongUsage: It is out of range.
-    """
-    if not 0 <= label_smoothing < 1:
-        raise WrongUsage(f"label_smoothing must be at least 0 and below 1, not {label_smoothing}")
 
 
 def target_of(batch: Mapping[str, Any]) -> Target:

@@ -1,13 +1,11 @@
 """Parameter groups of the optimizer: learning rates of the stages, and which parameters have weight decay."""
 
-import math
 from collections.abc import Sequence
 
 from torch import nn
 from torch.optim import Optimizer
 
 from finetune.models.stages import depths, head, stage_parameters
-from finetune.system.messages import WrongUsage
 
 # Scales and position embeddings, which get no weight decay either: names of parameters or of modules that contain them.
 # Sources: the authors' code of ConvNeXt (optim_factory.py: all parameters with one dimension; torchvision gives
@@ -22,18 +20,6 @@ _WITHOUT_DECAY = frozenset(
         "cpb_mlp",
     )
 )
-
-
-def check_rates(head_lr_multiplier: float, layer_decay: float) -> None:
-    """Check the ranges of these settings.
-
-    Raises:
-        WrongUsage: One of them is out of range.
-    """
-    if not 0 < layer_decay <= 1:
-        raise WrongUsage(f"layer_decay must be above 0 and at most 1, not {layer_decay}")
-    if not 0 < head_lr_multiplier < math.inf:
-        raise WrongUsage(f"head_lr_multiplier must be above 0 and finite, not {head_lr_multiplier}")
 
 
 def param_groups(
@@ -60,7 +46,6 @@ def param_groups(
 
     Source: layer-wise decay of BEiT (arXiv:2106.08254), counted as its `LayerDecayValueAssigner` does.
     """
-    check_rates(head_lr_multiplier, layer_decay)
     parts = stage_parameters(network)
     multipliers = {name: layer_decay**depth for name, depth in depths(network).items()}
     if layer_decay == 1:

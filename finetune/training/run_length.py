@@ -1,9 +1,11 @@
 """The default number of epochs of a fit: many epochs for few images, few for many."""
 
 import math
+from types import MappingProxyType
 from typing import Any
 
 from finetune.data.batch_limits import batches_within
+from finetune.settings.schema import TrainerSettings
 
 _MIN_SAMPLES = 8_000  # samples of all epochs, at least: 250 steps of 32
 _ENOUGH = 15  # epochs, or fewer if they would have more than _MAX_SAMPLES
@@ -37,42 +39,36 @@ def usual_epochs(num_images: int) -> int:
     return max(fewest_epochs(num_images), min(_ENOUGH, _MAX_SAMPLES // max(1, num_images)))
 
 
-# Settings of a Trainer for the length of training and for a step, with their values for a fit with a solved head.
-_SOLVED_HEAD_SETTINGS = {
-    "max_epochs": 1,
-    "max_steps": -1,
-    "limit_train_batches": 1,
-    "val_check_interval": None,
-    "check_val_every_n_epoch": 1,
-    "accumulate_grad_batches": 1,
-    "gradient_clip_val": None,
-}
+# A fit with a solved head runs its loop once: nothing trains, but the hooks at its end run.
+SOLVED_HEAD = MappingProxyType(
+    {
+        "minutes": None,
+        "trainer.max_epochs": 1,
+        "trainer.max_steps": -1,
+        "trainer.limit_train_batches": 1,
+        "trainer.val_check_interval": None,
+        "trainer.check_val_every_n_epoch": 1,
+        "trainer.accumulate_grad_batches": 1,
+        "trainer.gradient_clip_val": None,
+    }
+)
 
 
-def settle_solved_head(options: Any) -> None:
-    """Let a fit with a solved head run its loop once. Nothing trains, but the hooks at its end run.
-
-    Args:
-        options: The parsed options of `fit`, changed in place.
-    """
-    options.minutes = None
-    for name, value in _SOLVED_HEAD_SETTINGS.items():
-        options.trainer[name] = value
-
-
-def settle_length(limits: Any, num_images: int, batch_size: int) -> str:
-    """Set the default number of epochs if the user sets no limit, and describe it in words; "" if there is a limit.
+def settle_length(
+    limits: TrainerSettings, num_images: int, batch_size: int
+) -> tuple[dict[str, Any], str]:
+    """Return the default number of epochs if the user sets no limit, by its full name, and a note about it.
 
     Args:
-        limits: The Trainer's settings. `max_epochs` is set if neither it nor `max_steps` is.
+        limits: The settings of the Trainer.
         num_images: Images in the training split.
         batch_size: The global batch size.
     """
-    if limits["max_epochs"] is not None or limits["max_steps"] != -1:
-        return ""
-    batches = batches_within(limits["limit_train_batches"], math.ceil(num_images / batch_size))
+    if limits.max_epochs is not None or limits.max_steps != -1:
+        return {}, ""
+    batches = batches_within(limits.limit_train_batches, math.ceil(num_images / batch_size))
     seen = min(num_images, batches * batch_size)
     epochs = usual_epochs(seen)
-    steps = epochs * math.ceil(batches / limits["accumulate_grad_batches"])
-    limits["max_epochs"] = epochs
-    return f"{epochs} epochs, {steps:,} steps, as is usual for {seen:,} training images; --epochs sets another number"
+    steps = epochs * math.ceil(batches / limits.accumulate_grad_batches)
+    note = f"{epochs} epochs, {steps:,} steps, as is usual for {seen:,} training images; --epochs sets another number"
+    return {"trainer.max_epochs": epochs}, note

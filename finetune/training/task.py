@@ -15,14 +15,13 @@ from torch import Tensor
 from finetune.data.targets import ClassIndex, MultiHot
 from finetune.features.average_precision import average_precision, mean_average_precision
 from finetune.models import ensemble
-from finetune.models.heads import LabelKind
 from finetune.runs import best_epoch
+from finetune.settings.schema import LabelKind
 from finetune.training.calibration import Calibration
 from finetune.training.loss import (
     Target,
     balanced_positive_weights,
     balanced_weights,
-    check_smoothing,
     loss_sum,
     target_of,
 )
@@ -164,7 +163,6 @@ def task_for(
     Raises:
         WrongUsage: A setting is out of range.
     """
-    check_smoothing(label_smoothing)
     if label_kind == "several":
         return MultiLabel(tuple(class_names), label_smoothing)
     return SingleLabel(tuple(class_names), label_smoothing)

@@ -10,8 +10,8 @@ from run_folders import write_run
 from run_holders import another
 
 from finetune.runs import removal
-from finetune.runs.fold_record import FoldRecord, write_folds
 from finetune.runs.removal import check_removable, delete_run
+from finetune.runs.run_search import read_about, write_about
 from finetune.system.messages import WrongUsage
 
 
@@ -23,8 +23,12 @@ def run(tmp_path) -> Path:
     return run
 
 
+def make_cross_validation(run: Path) -> None:
+    write_about(run, {**read_about(run), "identity": {"folds": 2}})
+
+
 def test_a_run_is_deleted_whole(run):
-    write_folds(run, FoldRecord(2, [], "."))
+    make_cross_validation(run)
     for name in (
         *("wandb/run-1/files/a.wandb", "checkpoints/best.timm/model.safetensors", ".sync"),
         *("checkpoints/best.int8.onnx", "checkpoints/best.int8.onnx.json", ".uploaded.json"),
@@ -88,7 +92,7 @@ def test_what_is_no_run_is_refused(run, tmp_path, about):
 def test_a_run_that_is_being_written_is_refused(run, written, acts):
     if written != ".":
         shutil.copytree(run, run / written)
-        write_folds(run, FoldRecord(2, [], "."))
+        make_cross_validation(run)
     process = another(run / written)
     try:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
@@ -106,7 +110,7 @@ def test_a_fold_is_only_deleted_with_its_cross_validation(run):
     fold = full / "fit/fold_1"
     shutil.copytree(run, fold)
     check_removable(fold)  # the control: no cross-validation
-    write_folds(full, FoldRecord(2, [], "."))
+    make_cross_validation(full)
     with pytest.raises(WrongUsage, match=r"runs rm \S+/version_1$"):
         check_removable(fold)
     check_removable(full)

@@ -12,9 +12,10 @@ from data_files import read
 from finetune import Classifier, ImageFolderData
 from finetune.profiling.time_trial import trial
 from finetune.runs import deferred_checkpoints
+from finetune.settings.layers import replaced
+from finetune.settings.schema import TrainerSettings
 
-ONE = {"accelerator": "cpu", "devices": 1, "precision": "32-true", "accumulate_grad_batches": 1}
-ONE |= {"strategy": "auto", "default_root_dir": "runs", "deterministic": None}
+ONE = TrainerSettings(accelerator="cpu", devices=1, precision="32-true")
 SLOW = 0.05  # seconds
 
 
@@ -141,7 +142,7 @@ def test_the_checkpoint_is_timed_where_the_fit_writes_its_own(made, monkeypatch,
     seen = []
     model, data = made()
     model.on_save_checkpoint = lambda _: seen.extend(path.name for path in disk.iterdir())
-    trial(model, data, ONE | {"default_root_dir": str(disk / "runs/mine")}, seconds=0.1)
+    trial(model, data, replaced(ONE, {"default_root_dir": str(disk / "runs/mine")}), seconds=0.1)
     assert len(seen) == 1 and seen[0].startswith(".finetune-trial-")
     assert not list(disk.iterdir())
 
@@ -151,7 +152,7 @@ def test_the_checkpoint_is_timed_where_the_fit_writes_its_own(made, monkeypatch,
 def test_a_device_has_its_share_of_a_batch(made, devices, num):
     """But no device one image by itself, on which batch norm could not train."""
     model, data = made()
-    trial(model, data, ONE | {"devices": devices}, seconds=0.1)
+    trial(model, data, replaced(ONE, {"devices": devices}), seconds=0.1)
     assert model.num_seen == num
 
 
@@ -163,4 +164,4 @@ def test_what_would_end_the_fit_ends_the_trial(tmp_path):
     data = ImageFolderData(str(tmp_path / "bad"), batch_size=2, image_size=28, num_workers=0)
     model = Classifier(["a", "b"], "small_cnn", weights=None)
     with pytest.raises(ValueError, match=r"\.jpg"):
-        trial(model, data, ONE | {"default_root_dir": str(tmp_path)}, seconds=0.1)
+        trial(model, data, replaced(ONE, {"default_root_dir": str(tmp_path)}), seconds=0.1)

@@ -11,7 +11,9 @@ from finetune.commands import config_files
 from finetune.demo import drawing
 from finetune.demo.demo import demo
 from finetune.distributed.signals import Interrupted
+from finetune.fitting.plan import Plan
 from finetune.runs.metrics_csv import read_metrics
+from finetune.settings.all_commands import DemoSettings
 
 GOLDEN = ROOT / "tests/golden/sample_losses.txt"
 
@@ -74,13 +76,13 @@ def test_losses_of_the_sample_run_are_golden(few_images, cli, tmp_path):
 
 
 def test_each_fit_has_one_device_and_ctrl_c_promises_nothing(cli, monkeypatch, tmp_path):
-    output = []
+    plans: list[Plan] = []
 
-    def stopped(arguments: list[str]) -> None:
-        output.extend(arguments)
+    def stopped(plan: Plan) -> None:
+        plans.append(plan)
         raise Interrupted(2)
 
-    monkeypatch.setattr("finetune.demo.demo.run_lightning", stopped)
+    monkeypatch.setattr("finetune.demo.demo.fit", stopped)
     with pytest.raises(Interrupted, match="^stopped by SIGINT$") as caught:  # there is no --resume
-        demo(str(tmp_path))
-    assert caught.value.exit_code == 130 and output[output.index("--trainer.devices") + 1] == "1"
+        demo(DemoSettings(root=str(tmp_path)))
+    assert caught.value.exit_code == 130 and plans[0].settings.trainer.devices == 1

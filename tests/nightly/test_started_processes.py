@@ -63,7 +63,7 @@ def test_finetune_fit_on_two_devices_needs_no_main_guard(colours, tmp_path):
     lines = done.stdout.splitlines()
     assert lines.count("once") == 1 and f"{run} 10" in lines
     command = json.loads((run / "about.json").read_text())["command"]
-    assert command.startswith(f"finetune fit {colours} --epochs 1")
+    assert command.startswith(f"finetune.fit(folder={str(colours)!r}, epochs=1")
 
 
 def wait_for_a_checkpoint(process: Process, folder: Path) -> None:

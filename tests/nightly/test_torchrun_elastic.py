@@ -18,6 +18,7 @@ from colours import draw_colours
 from processes import Process, free_port
 from promise import promise
 
+from finetune import ImageFolderData
 from finetune.cli import run
 from finetune.runs.model_checkpoint import Checkpoints
 
@@ -27,7 +28,7 @@ FIT = [
     *("--backbone", "small_cnn", "--weights", "null", "--model.optimizer", "SGD"),
     *("--trainer.accelerator", "cpu", "--trainer.precision", "64-true", "--report", "false"),
     *("--test_after_fit", "false", "--trainer.enable_progress_bar", "false"),
-    "--trainer.callbacks+=test_torchrun_elastic.Machine",
+    *("--data", "test_torchrun_elastic.MachineData"),
 ]
 
 
@@ -60,9 +61,22 @@ class Machine(pl.Callback):
             torch.save(pl_module.state_dict(), self.folder / "end.pt")
 
 
+class MachineData(ImageFolderData):
+    """Images whose fits have a Machine."""
+
+    def __init__(self, root: str, witness: str, **settings: Any) -> None:
+        super().__init__(root, **settings)
+        self.witness = witness
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if stage == "fit":
+            self.trainer.callbacks.append(Machine(self.witness))
+
+
 def arguments(folder: Path) -> list[str]:
     folders = ["--data.root", f"{folder.parent}/data", "--out", f"{folder}/runs"]
-    return [*FIT, "--trainer.callbacks.folder", str(folder), *folders]
+    return [*FIT, "--data.witness", str(folder), *folders]
 
 
 def start_machine(folder: Path, name: str, port: int, **environment: str) -> Process:

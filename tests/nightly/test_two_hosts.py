@@ -24,6 +24,7 @@ from processes import Process
 from promise import control, promise
 from scenario_results import distance
 
+from finetune import ImageFolderData
 from finetune.cli import run
 from finetune.data.samplers import TrainBatches, rank_range
 
@@ -34,7 +35,7 @@ FIT = [
     *("fit", "--resume", "--size", "28", "--batch", "6", "--workers", "0", "--epochs", "2"),
     *("--backbone", "small_cnn", "--weights", "null", "--model.optimizer", "SGD"),
     *("--trainer.accelerator", "cpu", "--trainer.precision", "64-true", "--report", "false"),
-    *("--trainer.enable_progress_bar", "false", "--trainer.callbacks+=test_two_hosts.Witness"),
+    *("--trainer.enable_progress_bar", "false", "--data", "test_two_hosts.WitnessData"),
 ]
 
 
@@ -64,6 +65,19 @@ class Witness(pl.Callback):
         }
         self.folder.mkdir(exist_ok=True)
         torch.save(found, self.folder / f"rank{trainer.global_rank}.pt")
+
+
+class WitnessData(ImageFolderData):
+    """Images whose fits have a Witness."""
+
+    def __init__(self, root: str, witness: str, **settings: Any) -> None:
+        super().__init__(root, **settings)
+        self.witness = witness
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if stage == "fit":
+            self.trainer.callbacks.append(Witness(self.witness))
 
 
 def weights(model: pl.LightningModule) -> dict[str, torch.Tensor]:
@@ -153,7 +167,7 @@ def results(hosts: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) ->
 def arguments(root: Path, name: str, *extra: str) -> list[str]:
     shared = f"{root}/shared"
     folders = ["--data.root", f"{shared}/data", "--trainer.default_root_dir", f"{shared}/{name}"]
-    witness = ["--trainer.callbacks.folder", f"{root}/{name}"]
+    witness = ["--data.witness", f"{root}/{name}"]
     return [*FIT, *witness, *folders, "--trainer.devices", "1", *extra]
 
 

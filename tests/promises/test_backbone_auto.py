@@ -17,7 +17,7 @@ from colours import QUICKEST, draw_patients
 from fit_words import QUICK
 
 import finetune
-from finetune.commands import backbone_choice
+from finetune.fitting import network_choice
 from finetune.models.candidates import Candidate
 from finetune.runs import run_lock
 
@@ -59,10 +59,8 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 def test_backbone_auto_chooses_the_network_that_sees_the_classes(
-    files, colours, cli, tmp_path, caplog, monkeypatch
+    files, colours, cli, tmp_path, caplog
 ):
-    # the choice of an earlier fit in this process is none
-    monkeypatch.setenv("FINETUNE_BACKBONE", json.dumps(["lenet", None]))
     given = f"{files.blind},{files.seeing},{files.lenet},{files.timm}"
     with caplog.at_level("INFO", "finetune"):
         cli("fit", colours, "--weights", given, *LINE)
@@ -135,9 +133,9 @@ def test_backbone_auto_offline_names_what_is_not_here(files, colours, cli, monke
     seeing = files.seeing / "checkpoints/best.ckpt"
     some = [Candidate("small_cnn", str(seeing)), Candidate("resnet18")]
     some += [Candidate("resnet50", "IMAGENET1K_V1")]
-    monkeypatch.setattr(backbone_choice, "built_in_candidates", lambda: some)
-    monkeypatch.setattr(backbone_choice, "cached_file", lambda candidate: None)
-    monkeypatch.setattr(backbone_choice, "is_reachable", lambda address: asked.append(address))
+    monkeypatch.setattr(network_choice, "built_in_candidates", lambda: some)
+    monkeypatch.setattr(network_choice, "cached_file", lambda candidate: None)
+    monkeypatch.setattr(network_choice, "is_reachable", lambda address: asked.append(address))
     cli("fit", colours, *LINE)
     (skipped,) = [text for text in caplog.messages if text.startswith("not ranked: ")]
     assert "resnet18, resnet50 (not on this machine" in skipped
@@ -145,8 +143,8 @@ def test_backbone_auto_offline_names_what_is_not_here(files, colours, cli, monke
 
 
 def test_backbone_auto_without_any_network_is_one_error(colours, cli, monkeypatch, tmp_path):
-    monkeypatch.setattr(backbone_choice, "cached_file", lambda candidate: None)
-    monkeypatch.setattr(backbone_choice, "is_reachable", lambda address: False)
+    monkeypatch.setattr(network_choice, "cached_file", lambda candidate: None)
+    monkeypatch.setattr(network_choice, "is_reachable", lambda address: False)
     with pytest.raises(OSError) as reported:
         cli("fit", colours, *LINE)
     words = ("--backbone auto", "huggingface.co", "--weights A,B")

@@ -14,12 +14,9 @@ import torch
 import yaml
 from colours import QUICKEST
 from processes import finetune
-from tiers import sweep
 
 from finetune import __version__
-from finetune.cli import LIGHTNING, OWN, main
-from finetune.commands.all_options import HIDDEN
-from finetune.commands.options import OPTIONS
+from finetune.cli import SECTIONS, main
 from finetune.runs.metrics_csv import read_metrics
 
 UNTESTED = ("--test_after_fit", "false")
@@ -61,37 +58,10 @@ def test_help_lists_everything_and_version_and_help_are_quick(tmp_path):
         assert result.returncode == 0
         if option == "--version":
             assert result.stdout == f"finetune {__version__}\n"
-    for name, text in {**LIGHTNING, **{name: text for name, (_, text) in OWN.items()}}.items():
-        assert re.search(rf"^  {name} +{re.escape(text)}$", result.stdout, re.M)
+    for commands in SECTIONS.values():
+        for name, text in commands.items():
+            assert re.search(rf"^  {name} +{re.escape(text)}$", result.stdout, re.M)
     assert min(seconds) < 0.5  # half of what importing torch alone takes
-
-
-@pytest.mark.parametrize("command", sweep(LIGHTNING, quick=["fit"]))
-def test_every_command_has_help(command, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main([command, "--help"])
-    assert caught.value.code == 0
-    shown = capsys.readouterr().out
-    assert f"usage: finetune {command} " in shown and shown.count("\n") < 60
-    assert "--devices" in shown and "--trainer.accumulate_grad_batches" not in shown
-    with pytest.raises(SystemExit) as caught:
-        main([command, "--help", "all"])
-    assert caught.value.code == 0
-    shown = capsys.readouterr().out
-    titles = re.findall(r"^(\S.*):$", shown, re.M)
-    assert titles == [
-        "the run",
-        "data",
-        "network and training",
-        "Lightning's Trainer, in its own words",
-    ]
-    lines = shown.splitlines()
-    listed = [name for line in lines for name in re.findall(r"^  --.*?([\w.]+)(?: \S+)?$", line)]
-    assert len(listed) == len(set(listed)) > 70 and max(map(len, lines)) <= 180
-    options = {
-        name for name in OPTIONS[command] if name.startswith(("data.", "trainer.", "model."))
-    }
-    assert sorted(options - {*listed, *HIDDEN}) == []
 
 
 def test_every_run_has_a_folder_of_its_own(colours, cli, run, tmp_path):

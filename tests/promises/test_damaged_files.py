@@ -30,10 +30,10 @@ from mutated_files import (
 )
 from promise import control, promise
 
+from finetune.cli import run as run_command
 from finetune.commands.error_lines import one_line
 from finetune.commands.export import export
-from finetune.commands.lightning_cli import run_lightning
-from finetune.commands.report import report
+from finetune.commands.report import compare, report
 from finetune.commands.runs import runs
 from finetune.data.corrections import CorrectionsFile, read_corrections
 from finetune.data.datasets.download import fetch_archive
@@ -42,6 +42,12 @@ from finetune.data.faults import refuse_faults
 from finetune.inference.predictor import Predictor
 from finetune.models.weight_files import read_file
 from finetune.runs import run_lock
+from finetune.settings.all_commands import (
+    CompareSettings,
+    ExportSettings,
+    ReportSettings,
+    RunsSettings,
+)
 
 SECONDS = 20.0  # of the processor, for a file
 NUM_BYTES = 2**30
@@ -79,7 +85,7 @@ def correct(path: Path) -> None:
 
 
 def parse_config(path: Path) -> None:
-    run_lightning(["fit", "--config", str(path), "--print_config"])
+    run_command(["fit", "--config", str(path), "--print_config"])
 
 
 def unpack(path: Path) -> None:
@@ -92,10 +98,10 @@ def read_run(path: Path) -> None:
     run = path.parent
     errors = []
     for command in (
-        lambda: runs([str(run.parent)]),
-        lambda: runs([str(run.parent), "--json"]),
-        lambda: report([str(run), "--out", str(run.parent / "page.html")]),
-        lambda: report([str(run), str(run.parent / "sound")], "compare"),
+        lambda: runs(RunsSettings(folder=str(run.parent))),
+        lambda: runs(RunsSettings(folder=str(run.parent), json=True)),
+        lambda: report(ReportSettings(runs=[str(run)], output=str(run.parent / "page.html"))),
+        lambda: compare(CompareSettings(runs=[str(run), str(run.parent / "sound")])),
     ):
         try:
             command()
@@ -141,13 +147,19 @@ def originals(colours, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("originals")
     with pytest.MonkeyPatch.context() as context:
         context.chdir(folder)
-        run_lightning(["fit", "--data.root", str(colours), *QUICKEST])
+        run_command(["fit", "--data.root", str(colours), *QUICKEST])
         run_lock.release()
     Path(folder, "runs/fit/version_0").rename(folder / "run")
     checkpoint = folder / "run/checkpoints/last.ckpt"
     for name in ("last.ckpt", "weights.ckpt"):
         (folder / name).write_bytes(checkpoint.read_bytes())
-    export(str(checkpoint), "safetensors", str(folder / "model.safetensors"))
+    export(
+        ExportSettings(
+            ckpt_path=str(checkpoint),
+            format="safetensors",
+            output=str(folder / "model.safetensors"),
+        )
+    )
     rows = [
         {"path": str(path), "label": path.parent.name, "split": "train", "group": f"g{i % 7}"}
         for i, path in enumerate(sorted((colours / "train").rglob("*.png")))
@@ -222,7 +234,7 @@ def test_mutated_files_give_one_line_and_run_nothing(
     kinds = KINDS
     if number == 1000:
         checkpoint = originals / "last.ckpt"
-        export(str(checkpoint), output=str(originals / "model.onnx"))
+        export(ExportSettings(ckpt_path=str(checkpoint), output=str(originals / "model.onnx")))
         kinds = KINDS + MORE_KINDS
 
     def call(i: int) -> str:

@@ -12,8 +12,9 @@ from colours import QUICKEST
 from promise import promise
 
 from finetune.cli import main
-from finetune.commands import fit as fit_module
-from finetune.runs import newest_run, run_lock
+from finetune.fitting import decide
+from finetune.fitting import fit as fit_module
+from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
@@ -36,7 +37,7 @@ def fit(cli: Callable[..., None], colours: Path) -> Callable[..., None]:
 
 
 def find_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(newest_run, "is_run_folder", lambda folder: False)
+    monkeypatch.setattr(decide, "has_result", lambda folder: False)
 
 
 @promise("run-name", controls=[find_no_run])

@@ -3,7 +3,6 @@
 The folds run in this process. `tests/promises/test_folds.py` starts processes.
 """
 
-import contextlib
 import csv
 import json
 import os
@@ -24,12 +23,15 @@ from sklearn import metrics
 
 import finetune
 from finetune import cli as command_line
-from finetune.api import fitting
-from finetune.commands import cross_validation
+from finetune.api import python_fit
 from finetune.data.decode import decode
+from finetune.fitting import folds as fold_fits
+from finetune.fitting.fold_results import write_predictions
+from finetune.fitting.plan import Plan, read_plan
 from finetune.inference.predictor import Predictor
+from finetune.profiling.fit_length import Deadline
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.fold_record import fold_runs
+from finetune.runs.identity import fold_runs
 from finetune.runs.run_lock import release
 from finetune.training.calibration import read_calibration
 
@@ -54,22 +56,19 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def in_this_process() -> Iterator[list[list[str]]]:
-    """Run the folds in this process; return their command lines."""
-    commands: list[list[str]] = []
+def in_this_process() -> Iterator[None]:
+    """Run the folds in this process."""
 
-    def start(command: list[str], cwd: str = ".", **_: object) -> int:
-        commands.append(command)
-        with contextlib.chdir(cwd):
-            command_line.run(command)
+    def start(command: list[str], **_: object) -> int:
+        command_line.run(command)
         release()
         return 0
 
     before = dict(os.environ)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cross_validation, "start_command", start)
-        patch.setattr(cross_validation, "wait_for", lambda code: code)
-        yield commands
+        patch.setattr(fold_fits, "start_command", start)
+        patch.setattr(fold_fits, "wait_for", lambda code: code)
+        yield
     os.environ.clear()
     os.environ.update(before)
 
@@ -130,7 +129,7 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 def fold_rows(run: Path) -> Iterator[tuple[Path, list[dict[str, str]]]]:
     """Yield the run of each fold, and its rows of predictions.csv."""
     rows = rows_of(run / "predictions.csv")
-    for number, fold in enumerate(fold_runs(run, NUM_FOLDS), 1):
+    for number, fold in enumerate(fold_runs(run), 1):
         yield fold, [row for row in rows if row["fold"] == str(number)]
 
 
@@ -147,9 +146,9 @@ def test_each_image_is_tested_once(images, finished):
 
 @control("groups")
 def test_control_a_fold_twice_is_refused(finished, tmp_path):
-    runs = fold_runs(finished, NUM_FOLDS)
+    runs = fold_runs(finished)
     with pytest.raises(ValueError, match="more than one fold"):
-        cross_validation.write_predictions([*runs, runs[0]], tmp_path / "all.csv")
+        write_predictions([*runs, runs[0]], tmp_path / "all.csv")
     assert not (tmp_path / "all.csv").exists()
 
 
@@ -172,12 +171,12 @@ def test_metrics_are_those_of_all_images(finished):
     gaps = [abs(confidence[bins == b].sum() - is_right[bins == b].sum()) for b in range(15)]
     assert result["test/calibration_error"] == pytest.approx(sum(gaps) / len(rows), abs=1e-6)
     # the loss is the mean by the class weights of each fold
-    folds = fold_runs(finished, NUM_FOLDS)
-    losses = [result_of(fold)["test/loss"] for fold in folds]
-    num_of_classes = [np.sum(result_of(fold)["confusion_matrix"], axis=1) for fold in folds]
+    runs = fold_runs(finished)
+    losses = [result_of(fold)["test/loss"] for fold in runs]
+    num_of_classes = [np.sum(result_of(fold)["confusion_matrix"], axis=1) for fold in runs]
     weights = [
         weights_of(fold)["class_weight"].numpy() @ num
-        for fold, num in zip(folds, num_of_classes, strict=True)
+        for fold, num in zip(runs, num_of_classes, strict=True)
     ]
     assert result["test/loss"] == pytest.approx(np.average(losses, weights=weights), rel=1e-6)
     # the control: with the weights of the other fold it is another one
@@ -247,7 +246,7 @@ def test_the_joined_checkpoint_gives_the_mean_of_the_folds(kind, request):
     run = request.getfixturevalue(kind)
     sample_images = [decode(row["path"]) for row in rows_of(run / "predictions.csv")[::5]]
     joined = Predictor(best(run))
-    folds = [Predictor(best(fold)) for fold in fold_runs(run, NUM_FOLDS)]
+    folds = [Predictor(best(fold)) for fold in fold_runs(run)]
     expected = np.mean([fold(sample_images) for fold in folds], axis=0)
     np.testing.assert_allclose(joined(sample_images), expected, atol=2e-6)  # float32
     # the control: without the calibration of the folds
@@ -311,13 +310,13 @@ def test_resume_of_folds_from_another_folder_ends_bit_for_bit_as_an_uninterrupte
     (tmp_path / "a").mkdir()
     (tmp_path / "a/data").symlink_to(images)
     monkeypatch.chdir(tmp_path / "a")
-    start = cross_validation.start_command
+    start = fold_fits.start_command
+
+    def start_first(command: list[str], **_: object) -> int:
+        return start(command) if read_plan(Path(command[-1])).settings.data.fold == 1 else 1
+
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
-        patch.setattr(
-            cross_validation,
-            "start_command",
-            lambda command, **_: 1 if "fold_2" in command else start(command),
-        )
+        patch.setattr(fold_fits, "start_command", start_first)
         fit(Path("data"), Path("runs"), *OPTIONS)
     assert stopped.value.code == 1
     monkeypatch.chdir(tmp_path)
@@ -340,49 +339,61 @@ def test_resume_of_folds_from_another_folder_ends_bit_for_bit_as_an_uninterrupte
 
 
 @pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
-    """The commands of folds, which are not run and end with the code that is first in the list."""
-    started: list[list[str]] = []
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """The plans of folds, whose fits are not run: one of a new run fails."""
+    started: list[Plan] = []
 
-    def start(command: list[str], cwd: str = ".", **_: object) -> int:
-        started.append(command)
-        return 0 if "--resume" in " ".join(command) else 2
+    def start(command: list[str], **_: object) -> int:
+        if command[0] == "test":
+            return 0
+        started.append(read_plan(Path(command[-1])))
+        return 0 if started[-1].run else 2
 
-    monkeypatch.setattr(cross_validation, "start_command", start)
-    yield started
+    monkeypatch.setattr(fold_fits, "start_command", start)
+    return started
 
 
 def test_resume_of_ended_folds_runs_nothing_again_unless_with_more_epochs(
-    finished, tmp_path, commands
+    finished, tmp_path, plans
 ):
     folder = tmp_path / "fit/version_0"
     shutil.copytree(finished, folder, ignore=shutil.ignore_patterns(".lock"))
     data = ("--data.table", finished.parents[1] / "images.csv")
     run("fit", *data, "--folds", NUM_FOLDS, "--resume", "--out", tmp_path)
-    assert commands == []
+    assert plans == []
     assert (folder / "predictions.csv").read_bytes() == (finished / "predictions.csv").read_bytes()
-    run("fit", "--resume", folder, "--epochs", "2", "--minutes", "5")  # the length is chosen
-    assert [command[1:3] for command in commands] == [["--trainer.max_epochs", "2"]] * NUM_FOLDS
+    run("fit", "--resume", folder, "--epochs", "2")
+    assert [plan.settings.trainer.max_epochs for plan in plans] == [2] * NUM_FOLDS
+    assert [plan.run for plan in plans] == fold_runs(folder)
     run("runs", "rm", folder, "--yes")
     assert not folder.exists()
 
 
 def test_minutes_are_shared_by_folds_and_a_first_fold_that_fails_leaves_no_folder(
-    images, tmp_path, commands
+    images, tmp_path, plans, monkeypatch
 ):
+    seconds = []
+
+    class Measured(Deadline):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            seconds.append(self.seconds)
+
+    monkeypatch.setattr("finetune.fitting.minutes.Deadline", Measured)
+    quick = [word for word in QUICKEST if word not in ("--trainer.max_epochs", "1")]
     with pytest.raises(SystemExit) as stopped:
-        fit(images, tmp_path, "--folds", "3", "--minutes", "6")
-    (first,) = commands
-    assert 1.9 < float(first[first.index("--minutes") + 1]) < 2  # less what this command has taken
-    assert first.count("--minutes") == 1
+        run("fit", images, *quick, "--out", tmp_path, "--folds", "3", "--minutes", "1.5")
+    (first,) = plans
+    assert seconds == [30] and first.settings.minutes is None
+    assert first.settings.trainer.max_epochs >= 1 and first.settings.data.fold == 1
     assert stopped.value.code == 2 and not (tmp_path / "fit").exists()
 
 
 def test_fit_in_python_with_folds_has_the_result_of_all(images, finished, monkeypatch):
     """`test_started_processes.py` runs a fit in processes."""
-    given: list[list[str]] = []
-    monkeypatch.setattr(fitting, "run_command", lambda line: given.append(line) or finished)
-    fitted = finetune.fit(images, folds=NUM_FOLDS, epochs=1)
-    assert given == [["fit", str(images), "--epochs", "1", "--folds", str(NUM_FOLDS)]]
+    given: list[Plan] = []
+    monkeypatch.setattr(python_fit, "run_plan", lambda plan: given.append(plan) or finished)
+    fitted = finetune.fit(images, folds=NUM_FOLDS, epochs=1, backbone="small_cnn", weights=None)
+    assert [plan.settings.folds for plan in given] == [NUM_FOLDS]
     assert fitted.accuracy == result_of(finished)["test/accuracy"]
     assert [row["fold"] for row in fitted.history] == [1, 2] and fitted.best == best(finished)

@@ -108,21 +108,21 @@ def test_minutes_make_images_smaller_unless_their_size_is_set(
 
 
 TWO_PROCESSES = """
-import json, os, sys
+import json, os
 from pathlib import Path
 
-from finetune.commands.lightning_cli import FinetuneCLI, run_lightning
+from finetune.cli import main
+from finetune.fitting import fit
 from finetune.profiling import fit_length
 from finetune.profiling.stopwatch import Costs
 from forked import fork_devices
 
 
-class Recorded(FinetuneCLI):
-    def fit(self, **kwargs):
-        trainer = self.trainer
-        values = [trainer.max_epochs, trainer.limit_train_batches, self.config["fit"].resume]
-        Path(f"rank{trainer.global_rank}.json").write_text(json.dumps(values))
-        super().fit(**kwargs)
+def recorded(parts, changed, train=fit.train):
+    trainer = parts.trainer
+    values = [trainer.max_epochs, trainer.limit_train_batches, parts.plan.settings.resume]
+    Path(f"rank{trainer.global_rank}.json").write_text(json.dumps(values))
+    train(parts, changed)
 
 
 def trial(*_):
@@ -133,9 +133,10 @@ def trial(*_):
 
 
 if __name__ == "__main__":
+    fit.train = recorded
     fit_length.trial = trial
-    fork_devices(lambda: run_lightning(sys.argv[1:], Recorded))
-    run_lightning(sys.argv[1:], Recorded)
+    fork_devices(main)
+    main()
 """
 
 

@@ -1,9 +1,13 @@
 """Our network and our data module with Lightning's unchanged Trainer."""
 
+import csv
+import re
+
 import pytest
 import pytorch_lightning as pl
 import torch
 from data_files import write_unpacked
+from paths import ROOT
 
 from finetune import Classifier, FashionMNIST, Hotdog, ImageFolderData, SampleData, load
 
@@ -14,6 +18,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*override existing callbacks"),
     pytest.mark.filterwarnings("ignore:Starting from v1.9.0"),  # which logger Lightning takes
 ]
+
+
+PAGE = (ROOT / "docs/python.md").read_text("utf-8")
 
 
 @pytest.mark.slow
@@ -63,3 +70,39 @@ def test_what_a_plain_trainer_has_saved_is_a_checkpoint_like_any(colours, tmp_pa
     assert all(
         torch.equal(value, network.state_dict()[name]) for name, value in again.state_dict().items()
     )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Lightning's calls of jsonargparse
+def test_a_lightning_cli_of_a_users_own_predicts_as_the_command(
+    colours, tmp_path, monkeypatch, cli
+):
+    """By the script of docs/python.md."""
+    (text,) = re.findall(r"```python\n(from pytorch_lightning.cli.*?)if __name__", PAGE, re.S)
+    script: dict = {}
+    exec(text, script)
+    words = f"fit --seed_everything 0 --data.root {colours} --data.image_size 28 --data.num_workers 0".split()
+    words += [
+        "--model.backbone",
+        "small_cnn",
+        "--model.weights",
+        "null",
+        "--trainer.max_epochs",
+        "1",
+    ]
+    words += ["--trainer.accelerator=cpu", "--trainer.callbacks", "LearningRateMonitor"]
+    run = script["Script"](Classifier, ImageFolderData, args=[*words, "--trainer.logger=true"])
+    assert any(isinstance(one, pl.callbacks.LearningRateMonitor) for one in run.trainer.callbacks)
+    path = run.trainer.checkpoint_callback.best_model_path
+    images = ImageFolderData(
+        str(colours), image_size=28, num_workers=0, predict=str(colours / "test")
+    )
+    batches = run.trainer.predict(run.model, images, ckpt_path=path)
+    own = torch.cat([batch["probabilities"] for batch in batches]).tolist()
+    cpu = ("--trainer.accelerator", "cpu", "--workers", 0, "--precision", "32-true")
+    cli("predict", path, colours / "test", *cpu, "--out", "found.csv")
+    with open("found.csv", encoding="utf-8") as file:
+        found = [
+            [float(row[name]) for name in run.model.class_names] for row in csv.DictReader(file)
+        ]
+    assert len(found) == 30
+    assert found == [pytest.approx(row, abs=1e-6) for row in own]

@@ -11,18 +11,17 @@ import torch
 import yaml
 from colours import QUICKEST, draw_colours
 from PIL import Image
+from run_holders import another
 
 from finetune.cli import run as run_command
 from finetune.data.corrections import Correction, CorrectionsFile
 from finetune.models.backbones import build
 from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.newest_run import settings_of
 
 pytestmark = pytest.mark.slow
 
 UNTESTED = ("--test_after_fit", "false")
-UNLEARNED = ["fit", *QUICKEST, *UNTESTED, "--lr", "1e-12"]
 UNFINISHED = ("--trainer.max_epochs", 2)
 # For a network that takes images of any size.
 ANY_SIZE = [*QUICKEST, "--model.backbone", "timm/test_efficientnet", *UNTESTED]
@@ -176,36 +175,31 @@ def test_a_run_continues_with_its_own_settings(colours, own_runs, cli, tmp_path,
     assert after == before and epochs_of(run) == 2
 
 
-@pytest.fixture(scope="module")
-def ended_early(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that ended by its patience, because its accuracy does not improve."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("early"))
-        line = [*UNLEARNED, colours, "--trainer.max_epochs", 9, "--patience", 2]
-        run_command([str(word) for word in line])
-        run_lock.release()
-        return Path("runs").absolute()
-
-
-@pytest.mark.parametrize(
-    ("limit", "is_finished"),
-    [
-        (("--patience", 2), True),
-        (("--patience", 9), False),
-    ],
-)
-def test_what_ended_before_its_first_checkpoint_begins_again_if_the_run_before_it_is_finished(
-    colours, cli, tmp_path, ended_early, limit, is_finished, caplog
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
+    colours, cli, run_to_go_on, caplog
 ):
-    shutil.copytree(ended_early, tmp_path / "runs")
-    (tmp_path / "runs/fit/version_1").mkdir()
-    assert epochs_of(tmp_path / "runs/fit/version_0") == 3
+    """The user has begun it after the one that is finished."""
+    begun = run_to_go_on.with_name("version_1")
+    begun.mkdir()
+    for name in ("about.json", "config.yaml"):
+        shutil.copy(run_to_go_on / name, begun)
     with caplog.at_level("INFO", "finetune"):
-        cli(*UNLEARNED, colours, "--trainer.max_epochs", 4, *limit, "--resume")
-    assert (tmp_path / "runs/fit/version_2").exists() == is_finished
-    assert (
-        "is finished, with early stopping, patience 2, and runs/fit/version_1" in caplog.text
-    ) == is_finished
+        cli("fit", colours, *QUICKEST, *UNTESTED, *UNFINISHED, "--resume")
+    assert "version_1 ended before its first checkpoint" in caplog.text
+    assert epochs_of(run_to_go_on.with_name("version_2")) == 2 and epochs_of(run_to_go_on) == 1
+
+
+def test_a_run_that_another_process_has_begun_is_not_begun_twice(colours, cli, run_to_go_on):
+    (run_to_go_on / "checkpoints/last.ckpt").rename(run_to_go_on / "moved.ckpt")
+    (run_to_go_on / "test.json").unlink()
+    about = json.loads((run_to_go_on / "about.json").read_text())
+    del about["ended"]
+    (run_to_go_on / "about.json").write_text(json.dumps(about))
+    process = another(run_to_go_on)
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(ValueError, match=f"another process, {process.pid}, is writing"):
+        cli("fit", colours, *QUICKEST, *UNTESTED, "--resume")
+    process.communicate(timeout=60)
 
 
 def test_resume_after_a_kill_during_the_test_logs_its_metrics_once(colours, cli, tmp_path):
@@ -223,55 +217,13 @@ def test_resume_takes_the_folder_of_the_run_as_out(cli, run_to_go_on):
 
 
 def test_an_unreadable_run_of_other_data_is_passed_over_and_a_damaged_config_reported(
-    other, cli, run_to_go_on
+    colours, other, cli, run_to_go_on
 ):
     (run_to_go_on / "checkpoints/last.ckpt").write_bytes(b"no checkpoint")
     cli("fit", other, *QUICKEST, *UNTESTED, "--resume")
-    shutil.rmtree(run_to_go_on.with_name("version_1"))
     (run_to_go_on / "config.yaml").write_text("data: [", "utf-8")
-    with pytest.raises(ValueError, match=r"version_0/config\.yaml is damaged: .*; move it away"):
-        cli("fit", other, *QUICKEST, *UNTESTED, "--resume")
-
-
-def test_a_run_without_its_config_continues_with_the_data_settings_of_its_checkpoint(
-    colours, cli, tmp_path
-):
-    words = ["--size", 40, "--batch", 9, "--data.resize", "squash", "--model.label_smoothing", 0.1]
-    cli("fit", colours, *ANY_SIZE, *words)
-    run = tmp_path / "runs/fit/version_0"
-    before = config_of(run)
-    (run / "config.yaml").unlink()
-    quick = ["--workers", 0, "--trainer.accelerator", "cpu", "--model.scheduler", "null"]
-    quick += ["--report", "false", *UNTESTED]
-    with pytest.raises(ValueError, match=r"data\.batch_size 4 \(was 9\)"):
-        cli("fit", colours, "--resume", *quick, *UNFINISHED, "--batch", 4)
-    cli("fit", "--resume", *quick, *UNFINISHED)
-    after = config_of(run)
-    assert (
-        epochs_of(run) == 2
-        and after["data"] == before["data"]
-        and after["model"] == before["model"]
-    )
-
-
-def test_a_run_without_its_config_fetches_and_imports_nothing(
-    colours, cli, run_to_go_on, monkeypatch
-):
-    (run_to_go_on / "config.yaml").unlink()
-    last = run_to_go_on / "checkpoints/last.ckpt"
-    checkpoint = torch.load(last, weights_only=True)
-    checkpoint["finetune"]["data_class"] = "finetune.FashionMNIST"
-    torch.save(checkpoint, last)
-    fetched = []
-    monkeypatch.setattr("finetune.data.datasets.fashion_mnist.write_images", fetched.append)
-    with pytest.raises(ValueError, match="FashionMNIST"):
-        cli("fit", "--resume", run_to_go_on, *UNFINISHED)
-    checkpoint["finetune"]["data_class"] = "finetune.ImageFolderData"
-    checkpoint["datamodule_hyper_parameters"]["augmentations"] = [
-        {"class_path": "hostile.Transform"}
-    ]
-    torch.save(checkpoint, last)
-    assert settings_of(run_to_go_on).keys() == {"model"} and not fetched
+    with pytest.raises(ValueError, match=r"version_0/config\.yaml is damaged"):
+        cli("fit", colours, *QUICKEST, *UNTESTED, "--resume")
 
 
 def test_a_data_folder_with_a_config_is_no_run(colours, cli, tmp_path):
@@ -292,24 +244,19 @@ def test_a_run_named_from_another_folder_finds_its_data(colours, cli, tmp_path, 
 
 
 def test_the_complete_config_of_a_resumed_run_is_printed(colours, cli, run_to_go_on, capsys):
-    with pytest.raises(SystemExit):
-        cli("fit", colours, "--resume", "--print_config")
+    cli("fit", colours, "--resume", "--print_config")
     printed = yaml.safe_load(capsys.readouterr().out)
     assert printed["data"]["init_args"]["batch_size"] == 32 and "max_epochs" in printed["trainer"]
 
 
 def test_the_same_command_line_says_the_same_again(colours, cli, tmp_path):
-    name = "pytorch_lightning.callbacks.EarlyStopping"
-    callback = {"class_path": name, "init_args": {"monitor": "val/loss"}}
     line = ["fit", colours, *QUICKEST, *UNTESTED, "--resume"]
-    line += ["--trainer.callbacks+", json.dumps(callback)]
-    line += ["--optimizer", "AdamW"]  # whose rate is settled by us
+    line += ["--optimizer", "AdamW", "--data.exclude", "green"]  # whose rate is settled by us
     cli(*line)
     before = config_of(tmp_path / "runs/fit/version_0")
     assert before["model"]["optimizer"]["init_args"]["lr"] == 1e-3
     cli(*line, *UNFINISHED)
     after = config_of(tmp_path / "runs/fit/version_0")
-    assert len(after["trainer"]["callbacks"]) == 1
     assert after["trainer"].pop("max_epochs") == 2 and before["trainer"].pop("max_epochs") == 1
     assert after == before
 

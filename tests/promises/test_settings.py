@@ -21,8 +21,9 @@ from image_files import random_image
 
 import finetune
 from finetune.cli import run as run_command
-from finetune.commands.options import OPTIONS, WORDS
 from finetune.runs import run_lock
+from finetune.settings.fields import settings_of, words_of
+from finetune.settings.schema import FitSettings
 
 # a fit of one step, of which nothing is drawn below
 ONE_STEP = [
@@ -45,7 +46,8 @@ VALUES: dict[str, Any] = {
     "checkpoint_every_n_steps": 3,
 }
 CLASS = "model.optimizer.class_path"
-WORD_OF = {full: word for word, full in WORDS["fit"].items()} | {CLASS: "optimizer"}
+WORDS = words_of(FitSettings)
+WORD_OF = {full: word for word, full in WORDS.items()} | {CLASS: "optimizer"}
 
 
 def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -81,9 +83,7 @@ def printed(cli: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> Cal
     """What `finetune fit … --print_config` prints."""
 
     def understood(*words: object) -> dict[str, Any]:
-        with pytest.raises(SystemExit) as ended:
-            cli("fit", *words, "--print_config")
-        assert ended.value.code in (0, None)
+        cli("fit", *words, "--print_config")
         return flat(yaml.safe_load(capsys.readouterr().out))
 
     return understood
@@ -152,13 +152,13 @@ def test_short_words_are_those_of_full_options(printed, colours):
     values = {
         **{"epochs": 3, "lr": 0.02, "optimizer": "AdamW", "size": 64, "batch": 7, "workers": 2},
         **{"backbone": "resnet50", "weights": None, "freeze": "layer2", "members": 3},
-        **{"class_weights": {"blue": 2}, "devices": 2, "precision": "bf16-mixed", "seed": 5},
-        **{"out": "elsewhere", "logger": "finetune.MLFlowLogger"},
+        **{"class_weights": "blue:2", "devices": 2, "precision": "bf16-mixed", "seed": 5},
+        **{"out": "elsewhere", "logger": ["mlflow"]},
     }
-    assert values.keys() == WORDS["fit"].keys()
-    texts = {word: json.dumps(value).strip('"') for word, value in values.items()}
+    assert values.keys() == WORDS.keys() - {"pictures"}
+    texts = {word: json.dumps(value).strip('"[]') for word, value in values.items()}
     short = [part for word, text in texts.items() for part in (f"--{word}", text)]
-    full = [part for word, text in texts.items() for part in (f"--{WORDS['fit'][word]}", text)]
+    full = [part for word, text in texts.items() for part in (f"--{WORDS[word]}", text)]
     found = printed(colours, *short)
     assert found == printed("--data.root", colours, *full)
     assert found != printed(colours)
@@ -168,12 +168,11 @@ def test_short_words_are_those_of_full_options(printed, colours):
     ("typed", "config", "expected"),
     [
         (
-            ["--optimizer", "adamw", "--backbone", "ResNet50", "--logger", "wandb"],
+            ["--optimizer", "adamw", "--logger", "wandb"],
             "",
             {
                 CLASS: "torch.optim.AdamW",
-                "model.backbone": "resnet50",
-                "trainer.logger.class_path": "finetune.WandbLogger",
+                "trainer.logger": ["wandb"],
             },
         ),
         (
@@ -181,7 +180,7 @@ def test_short_words_are_those_of_full_options(printed, colours):
             "",
             {"trainer.default_root_dir": "HOME/runs", "data.table": "HOME/a.csv"},
         ),
-        (["--logger", "false"], "", {"trainer.logger": False}),
+        (["--logger", "null"], "", {"trainer.logger": None}),
         (
             ["--data.exclude", "null", "--data.merge", "12:30"],
             "",
@@ -246,17 +245,16 @@ def test_what_is_plainly_meant(printed, tmp_path, monkeypatch, typed, config, ex
 )
 def test_loggers_by_name(printed, tmp_path, typed, config):
     (tmp_path / "own.yaml").write_text(config or "seed_everything: 0")
-    loggers = printed("--data.root", ".", "--config", "own.yaml", *typed)["trainer.logger"]
-    names = ["finetune.TensorBoardLogger", "finetune.MLFlowLogger"]
-    assert [logger["class_path"] for logger in loggers] == names
+    found = printed("--data.root", ".", "--config", "own.yaml", *typed)
+    assert found["trainer.logger"] == ["tensorboard", "mlflow"]
 
 
 def test_each_choice_of_an_option_is_taken(printed):
-    kinds = {name: kind for name, kind in OPTIONS["fit"].items() if kind}
+    options = settings_of(FitSettings).values()
     for i in (0, -1):
-        line = [f"--{name}={kind[i]}" for name, kind in kinds.items() if isinstance(kind, list)]
-        line += [f"--{name}=1" for name, kind in kinds.items() if kind == "number"]
-        printed("--data.root", ".", *line)
+        chosen = {one.name: one.choices[i] for one in options if one.choices}
+        found = printed("--data.root", ".", *(f"--{name}={word}" for name, word in chosen.items()))
+        assert {name: str(found[name]).strip("[']") for name in chosen} == chosen
 
 
 OWN_DATA = """
@@ -277,8 +275,7 @@ def test_a_data_class_of_the_user_has_its_own_options_and_defaults(
     named = ["--config", "own.yaml"] if is_in_config else ["--data", "own_data.OwnData"]
     found = printed(*named, "--data.root", ".", "--data.image_size", 48, "--data.stripes", 7)
     data = {name.removeprefix("data."): value for name, value in found.items() if "data." in name}
-    own = {"root": ".", "batch_size": 5, "image_size": 48, "stripes": 7}
-    assert data == {"class_path": "own_data.OwnData", **own}
+    assert data == {"class_path": "own_data.OwnData", "root": ".", "image_size": 48, "stripes": 7}
 
 
 def of_adam(arguments: str) -> str:
@@ -336,7 +333,7 @@ def test_another_optimizer_has_its_usual_rate(
 )
 def test_another_optimizer_takes_no_argument_of_the_default_one(begin, typed, expected):
     found = begin(*SMALL, "--optimizer", *typed)
-    assert {name: found[f"model.optimizer.{name}"] for name in expected} == expected
+    assert {name: found.get(f"model.optimizer.{name}", 0) for name in expected} == expected
 
 
 def test_a_fit_from_a_fitted_head_has_a_lower_rate_and_clips_gradients(begin, fitted_runs):

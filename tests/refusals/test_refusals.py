@@ -40,8 +40,9 @@ from promise import control, promise
 
 import finetune
 from finetune.cli import main
-from finetune.commands.options import OPTIONS, WORDS
 from finetune.runs import run_lock
+from finetune.settings.fields import settings_of, words_of
+from finetune.settings.schema import FitSettings
 
 LONG = [word for word in QUICKEST if word not in ("--trainer.max_epochs", "1")]
 SHORT = {
@@ -144,7 +145,7 @@ def test_the_options_that_a_line_advises_help(case, place, monkeypatch, capsys):
 
 @control("one-line")
 def test_control_an_error_without_a_line_is_seen(place, monkeypatch, capsys):
-    monkeypatch.setattr("finetune.cli.one_line", lambda *_: None)
+    monkeypatch.setattr("finetune.commands.error_lines.one_line", lambda *_: None)
     with pytest.raises(AssertionError, match="Traceback"):
         test_refused(CASES["a folder that is nowhere"], place, monkeypatch, capsys)
 
@@ -170,8 +171,11 @@ def test_a_row_has_at_most_four_words_and_a_name_of_its_own():
     assert len(CASES) == len(re.findall(r"^[^#\s]", TEXT, re.MULTILINE))
 
 
+OPTIONS = settings_of(FitSettings)
+
+
 @given(
-    option=st.sampled_from(sorted(name for name in OPTIONS["fit"] if len(name) > 5)),
+    option=st.sampled_from(sorted(name for name in OPTIONS if len(name) > 5)),
     position=st.integers(1, 40),
     change=st.sampled_from(["drop", "double", "swap"]),
 )
@@ -180,7 +184,7 @@ def test_a_typo_in_any_option_is_answered_with_a_near_one(option, position, chan
     a, b = option[position], option[position + 1]
     typed = {"drop": b, "double": a + a + b, "swap": b + a}[change]
     typed = option[:position] + typed + option[position + 2 :]
-    assume(typed not in {*OPTIONS["fit"], *WORDS["fit"]} and "." not in (a, b))
+    assume(typed not in {*OPTIONS, *words_of(FitSettings)} and "." not in (a, b))
     error = io.StringIO()
     with pytest.raises(SystemExit) as ended, contextlib.redirect_stderr(error):
         main(["fit", "photos", f"--{typed}", "x"])

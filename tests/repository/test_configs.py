@@ -12,9 +12,7 @@ def settings(cli, capsys):
     """The settings of a `fit`, as `--print_config` prints them."""
 
     def printed(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli("fit", *arguments, "--print_config")
-        assert ended.value.code in (0, None)
+        cli("fit", *arguments, "--print_config")
         return yaml.safe_load(capsys.readouterr().out)
 
     return printed

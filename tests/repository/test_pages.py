@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import yaml
 from paths import ROOT
 from torch.distributed.run import get_args_parser as torchrun_parser
 
-from finetune.commands import config_files
-from finetune.commands.flag_checks import check_flags
-from finetune.commands.options import OPTIONS, WORDS
-from finetune.commands.parsed_line import parse_line
+from finetune.settings.all_commands import COMMANDS
+from finetune.settings.configs import shipped
+from finetune.settings.fields import settings_of, words_of
+from finetune.settings.line import split_line
 from finetune.system.messages import WrongUsage
 
 LINKING = [
@@ -25,16 +24,18 @@ LINKING = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 PAGES = [*LINKING, *sorted((ROOT / "configs").glob("*.yaml")), ROOT / "docs/skypilot.yaml"]
-TYPED = re.compile(rf"\bfinetune ((?:{'|'.join(WORDS)})\b[^`|\n<]*)")
+TYPED = re.compile(rf"\bfinetune ((?:{'|'.join(sorted(COMMANDS, reverse=True))})\b[^`|\n<]*)")
 MANIFESTS = sorted((ROOT / "docs").glob("*.yaml"))
 
 
 def check_line(command: str, arguments: list[str]) -> None:
     """Raise `WrongUsage` unless a command has these options; an option at the end has a value."""
     words = [word for word in arguments if word != "…"]
-    check_flags(command, parse_line([*words, "X"]))
-    for option, value in pairwise(words):
-        assert option != "--config" or value in config_files.shipped()
+    if [command, *words[:1]] == ["runs", "rm"]:
+        command = "runs rm"
+        del words[0]
+    line = split_line(command, [*words, "X"])
+    assert set(line.configs) <= {*shipped(), "X"}
 
 
 def typed_lines(text: str) -> list[list[str]]:
@@ -74,7 +75,7 @@ def command_lines(value: Any) -> list[list[str]]:
         return [line for inner in value.values() for line in command_lines(inner)]
     if not isinstance(value, list):
         return []
-    if value and isinstance(value[0], str) and value[0] in WORDS:
+    if value and isinstance(value[0], str) and value[0] in COMMANDS:
         return [value]
     return [line for inner in value for line in command_lines(inner)]
 
@@ -89,19 +90,12 @@ def test_commands_in_manifests_have_their_options(path):
         assert (command == "fit") == ("--resume" in arguments), "a container may start again"
 
 
-KNOWN = {name for options in OPTIONS.values() for name in options}
-KNOWN |= {word for words in WORDS.values() for word in words}
-# of commands without a table, of parsers, `docker`, `curl`, `tar` and TensorBoard, and settings of classes
-KNOWN |= {"help", "check", "folder", "json", "local", "repeats", "sort", "steps", "version", "yes"}
+SECTIONS = [kind for kind, _ in COMMANDS.values()]
+KNOWN = {name for kind in SECTIONS for name in (*settings_of(kind), *words_of(kind))}
+# of all commands, `docker`, `curl`, `tar` and TensorBoard, and settings of classes
+KNOWN |= {"help", "version", "config", "print_config", "decided", "data"}
+KNOWN |= {"trainer.callbacks"}  # of a script with a LightningCLI
 KNOWN |= {"data-binary", "dereference", "hard-dereference", "logdir", "shm-size"}
-KNOWN |= {
-    "callbacks",
-    "data.help",
-    "scheduler",
-    "data.init_args.image_size",
-    "trainer.strategy.timeout",
-}
-KNOWN |= {"trainer.logger.save_dir", "trainer.logger.tracking_uri"}
 
 
 def options_in(text: str) -> set[str]:

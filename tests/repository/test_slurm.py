@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from finetune.commands.flag_checks import check_flags
-from finetune.commands.parsed_line import parse_line
+from finetune.settings.line import split_line
 
 SCRIPT = ROOT / "docs/slurm.sh"
 
@@ -34,15 +33,14 @@ def test_slurm_starts_a_run_of_the_job(tmp_path):
     code, srun, scontrol = submit(tmp_path, "--config", "hotdog.yaml", "--data.root", "a b")
     assert (code, scontrol) == (0, [])
     assert srun[:3] == ["--cpus-per-task=8", "finetune", "fit"]
-    line = parse_line(srun[3:])
-    check_flags("fit", line)
-    assert dict(line.flags) == {
-        "resume": None,
+    line = split_line("fit", srun[3:])
+    assert line.configs == ["hotdog.yaml"]
+    assert line.flags == {
+        "resume": "true",
         "trainer.default_root_dir": "runs/finetune-7",
         "trainer.num_nodes": "2",
         "trainer.devices": "4",
         "data.num_workers": "8",
-        "config": "hotdog.yaml",
         "data.root": "a b",
     }
 

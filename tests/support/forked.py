@@ -15,15 +15,14 @@ from unittest.mock import patch
 
 from pytorch_lightning.strategies.launchers import subprocess_script
 
-import finetune.commands.cross_validation
-import finetune.commands.lightning_cli
+import finetune.fitting.command
+import finetune.fitting.evaluate
 from finetune.cli import main
 from finetune.distributed import child_command
 from finetune.runs import run_lock
 
-assert (
-    finetune.commands.cross_validation and finetune.commands.lightning_cli
-)  # imported here, before a process is forked
+# imported here, before a process is forked
+assert finetune.fitting.command and finetune.fitting.evaluate
 
 
 def run_forked(function: Callable[[], object]) -> NoReturn:

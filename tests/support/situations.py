@@ -1,5 +1,7 @@
 """Files that a command meets, for tests of what it refuses: functions that make them in an empty folder."""
 
+import json
+import os
 import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -140,11 +142,12 @@ def weights(place: Place) -> None:
 
 def killed_folds(place: Place) -> None:
     """killed/fit/version_0: a cross-validation that was killed in its first fold."""
-    from finetune.runs.fold_record import FoldRecord, write_folds
-
     killed = place.folder / "killed/fit/version_0"
     killed.mkdir(parents=True)
-    write_folds(killed, FoldRecord(2, [("data.root", "photos")], str(place.folder)))
+    identity = {"place": os.path.realpath(place.folder / "photos"), "folds": 2}
+    about = {"finetune": "0.1.0", "command": "fit", "identity": identity}
+    (killed / "about.json").write_text(json.dumps(about))
+    (killed / "config.yaml").write_text("folds: 2\ndata: {root: photos}\n")
 
 
 def not_utf8(place: Place) -> None:

@@ -68,15 +68,12 @@ def test_an_error_of_a_library_that_a_user_can_mend_is_a_line(error, words):
     assert line is None if words is None else words in line and "\n" not in line
 
 
-def test_wrong_usage_has_a_code_of_its_own_also_where_jsonargparse_wraps_it():
-    wrapped = ValueError("Does not validate against any of the Union subtypes")
-    wrapped.__cause__ = WrongUsage("no")
-    assert [exit_code(error) for error in (WrongUsage("no"), wrapped, ValueError("no"))] == [
-        2,
-        2,
-        1,
-    ]
-    assert one_line(wrapped) == "no"
+def test_wrong_usage_has_a_code_of_its_own_and_names_the_option_as_typed():
+    wrong = WrongUsage("takes a number", setting="data.batch_size")
+    assert [exit_code(error) for error in (wrong, ValueError("no"))] == [2, 1]
+    assert str(wrong) == "data.batch_size takes a number"
+    assert one_line(wrong, "fit") == "--batch (--data.batch_size) takes a number"
+    assert one_line(WrongUsage("is empty", "token"), "serve") == "--token is empty"
 
 
 def breaking_off(error):

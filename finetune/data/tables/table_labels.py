@@ -11,7 +11,7 @@ import numpy as np
 from finetune.data.faults import Fault
 from finetune.data.tables.table_columns import FALSE, TRUE, Columns
 from finetune.data.tables.table_file import TableFile
-from finetune.models.heads import LabelKind
+from finetune.settings.schema import LabelKind
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, shown, why_name_is_invalid
 

@@ -1,0 +1,252 @@
+"""The process of a program in which a command runs: it is restored afterwards, or another process runs the command."""
+
+import copy
+import gc
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data._utils import signal_handling  # noqa: PLC2701
+
+from finetune.distributed.child_command import start_command, wait_for
+from finetune.distributed.launch import count_devices, has_launcher
+from finetune.fitting.plan import Plan, plan_file, read_answer
+from finetune.runs import run_lock
+from finetune.settings.schema import TrainerSettings
+from finetune.system.machine import give_freed_memory_back
+from finetune.system.messages import WrongUsage
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+# Loggers whose level a command sets. Their library may not have created them yet.
+_LOGGERS = ("finetune", "pytorch_lightning", "lightning.pytorch", "lightning_fabric", "matplotlib")
+_ERROR = "finetune: error: "
+
+
+@contextmanager
+def preserved_process() -> Iterator[None]:
+    """Restore the state of this process at the end.
+
+    The state is that of random number generators, environment variables, warnings, logging, signal handlers, the
+    process group, locks of runs, and the C library's memory allocator. Settings of torch are the program's: they
+    stay in effect, and so do those that options of a fit change, such as `trainer.deterministic`.
+
+    Raises:
+        WrongUsage: A setting or a context of torch changes the arithmetic of a fit.
+    """
+    _check_arithmetic()
+    had_group = dist.is_available() and dist.is_initialized()
+    restorers = [_save_random_state(), _save_environment(), _save_logging(), _save_signals()]
+    with warnings.catch_warnings():
+        try:
+            yield
+        finally:
+            if dist.is_available() and dist.is_initialized() and not had_group:
+                dist.destroy_process_group()
+            run_lock.release()
+            for restore in reversed(restorers):
+                restore()
+            gc.collect()  # the trainer is in a reference cycle
+            give_freed_memory_back()
+
+
+def check_not_forked(pid: int) -> None:
+    """Make sure that this process is not a fork of one in which torch has started threads.
+
+    A forked process does not have these threads, and torch would wait for them forever.
+
+    Args:
+        pid: The process in which torch has computed.
+
+    Raises:
+        RuntimeError: This is another process, and torch uses several threads.
+    """
+    if os.getpid() != pid and torch.get_num_threads() > 1:
+        raise RuntimeError(
+            "this process was forked, and torch would wait for ever for threads that are not in it: call "
+            "torch.set_num_threads(1) before, or start processes by spawn"
+        )
+
+
+def _check_arithmetic() -> None:
+    """Make sure that no context or default of torch changes the arithmetic."""
+    names = {
+        "autocast": any(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
+        "inference_mode": torch.is_inference_mode_enabled(),
+        "no_grad": not torch.is_grad_enabled(),
+    }
+    if active := [name for name, is_on in names.items() if is_on]:
+        raise WrongUsage(f"a fit cannot run within torch.{active[0]}: call it outside")
+    defaults = {
+        "dtype": (torch.get_default_dtype(), torch.float32),
+        "device": (torch.get_default_device().type, "cpu"),
+    }
+    for name, (value, usual) in defaults.items():
+        if value != usual:
+            raise WrongUsage(f"a fit needs torch's usual default {name}, {usual}, not {value}")
+
+
+def _save_random_state() -> Callable[[], None]:
+    python = random.getstate()
+    legacy = np.random.get_state()
+    cpu = torch.get_rng_state()
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+
+    def restore() -> None:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.set_rng_state(cpu)
+        # CUDA was not initialised: its generators are seeded when they are created.
+        if gpus is None:
+            torch.cuda.manual_seed_all(torch.initial_seed())
+        else:
+            torch.cuda.set_rng_state_all(gpus)
+
+    return restore
+
+
+def _save_environment() -> Callable[[], None]:
+    before = dict(os.environ)
+    arguments = sys.argv
+    hook = sys.excepthook
+
+    def restore() -> None:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+        # torch's process groups install an excepthook
+        sys.argv = arguments
+        sys.excepthook = hook
+
+    return restore
+
+
+def _save_logging() -> Callable[[], None]:
+    for name in _LOGGERS:
+        logging.getLogger(name)
+    loggers_by_name: dict[str, Any] = {"": logging.getLogger(), **logging.root.manager.loggerDict}
+    loggers = [logger for logger in loggers_by_name.values() if isinstance(logger, logging.Logger)]
+    before = [(logger, logger.level, copy.copy(logger.handlers)) for logger in loggers]
+
+    def restore() -> None:
+        for logger, level, handlers in before:
+            logger.setLevel(level)
+            for handler in set(logger.handlers) - set(handlers):
+                logger.removeHandler(handler)
+
+    return restore
+
+
+def _save_signals() -> Callable[[], None]:
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None  # Python sets signal handlers only in the main thread
+    before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+
+    def restore() -> None:
+        for signum, handler in before.items():
+            if handler is not None and signal.getsignal(signum) != handler:
+                signal.signal(signum, handler)
+                if signum == signal.SIGCHLD:
+                    # so that torch installs its own again for its next workers
+                    signal_handling._SIGCHLD_handler_set = False  # noqa: SLF001
+
+    return restore
+
+
+def needs_processes(trainer: TrainerSettings) -> bool:
+    """Return whether a fit would run in other processes than this one.
+
+    Lightning starts the other ranks by running the script of rank 0 again. From a notebook, or from a script without
+    `if __name__ == "__main__"`, this would run the user's code again.
+    """
+    if has_launcher():
+        return False  # a launcher has started them already
+    try:
+        num = count_devices(trainer.devices)
+    except ValueError:  # Lightning reports the error
+        return False
+    if num is None and trainer.accelerator in ("auto", "gpu", "cuda"):
+        num = torch.cuda.device_count()
+    return (num or 1) > 1 or trainer.num_nodes > 1 or trainer.strategy != "auto"
+
+
+def run_plan(plan: Plan) -> Path:
+    """Do the fit of a plan in a subprocess, forward its output, and return the folder of its run.
+
+    Ctrl-C, and other signals that would end this process, are forwarded: the fit saves a checkpoint and stops. A second
+    Ctrl-C stops it at once. The subprocess ends when this process ends.
+
+    Raises:
+        ValueError: The fit failed with an error message of one line.
+        RuntimeError: The fit failed in another way.
+        KeyboardInterrupt: Ctrl-C was pressed.
+        Interrupted: Another signal came.
+    """
+    with plan_file(plan) as file:
+        code, errors = _run(["fit", "--decided", str(file)])
+        run = read_answer(file)
+    if code:
+        reason = next((line for line in reversed(errors) if line.startswith(_ERROR)), None)
+        if reason is None:
+            raise RuntimeError(f"the fit ended with code {code}: see its output above")
+        kind = WrongUsage if code == WrongUsage.exit_code else ValueError
+        raise kind(reason.removeprefix(_ERROR))
+    if run is None:
+        raise RuntimeError("the fit has not reported the folder of its run")
+    return run
+
+
+def _run(arguments: list[str]) -> tuple[int, list[str]]:
+    """Run `finetune` with these arguments, forward its output, and return its exit code and its lines on stderr."""
+    process = start_command(
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="surrogateescape",
+    )
+    assert process.stdout is not None and process.stderr is not None
+    errors: list[str] = []
+    readers = [
+        threading.Thread(target=_forward, args=each, daemon=True)
+        for each in (
+            (process.stdout, sys.stdout, []),
+            (process.stderr, sys.stderr, errors),
+        )
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        wait_for(process)
+    finally:
+        for reader in readers:
+            reader.join()
+        process.stdout.close()
+        process.stderr.close()
+    return process.returncode, errors
+
+
+def _forward(source: IO[str], target: IO[str] | None, lines: list[str]) -> None:
+    """Forward lines as they come, and append them to `lines`."""
+    for line in source:
+        lines.append(line.rstrip("\n"))
+        if target is None:
+            continue
+        encoding = getattr(target, "encoding", None) or "utf-8"
+        shown = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        try:
+            target.write(shown.encode(encoding, "replace").decode(encoding))
+            target.flush()
+        except (OSError, ValueError):  # nobody reads the output
+            target = None  # continue to read, or the subprocess would block

@@ -1,0 +1,276 @@
+"""validate, test and predict: measure a checkpoint, or classify images with it, by the settings that it has.
+
+A checkpoint may choose our data modules and the transforms of albumentations, and nothing else: importing a module runs
+its code, and a checkpoint may be untrusted. The user may choose a module, by naming the data class on the command line.
+"""
+
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import Trainer, seed_everything
+from pytorch_lightning.callbacks import Callback
+
+import finetune
+from finetune.data.corrected_samples import for_other_place
+from finetune.data.data_place import address_in, at_place, place_of
+from finetune.data.datamodule import ImageDataModule
+from finetune.data.groups import is_pattern
+from finetune.data.seen import exclude_seen
+from finetune.data.transforms import PREPARATION, preparation
+from finetune.distributed.signals import is_rank_zero
+from finetune.fitting.build import arguments_in_effect, build_trainer, local_root, open_data
+from finetune.fitting.command_process import closing, stopped_at_once
+from finetune.fitting.plan import start_ranks_with, with_values
+from finetune.inference.exported_network import put_exported
+from finetune.inference.tta import AverageFlip
+from finetune.models.checkpoint_values import class_paths
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.folder import Run
+from finetune.runs.local_copies import shown_place
+from finetune.runs.predictions import AnswersWriter, PredictionWriter
+from finetune.settings.all_commands import COMMANDS
+from finetune.settings.configs import config_text
+from finetune.settings.fields import find_setting
+from finetune.settings.layers import Layer, Layers, replaced
+from finetune.settings.schema import EvaluateSettings, PredictSettings
+from finetune.system.messages import WrongUsage, shown
+from finetune.training.checkpoint_settings import model_settings, plain
+from finetune.training.classifier import Classifier
+from finetune.training.first_pass import check_fit
+from finetune.training.precision import automatic_precision
+
+log = logging.getLogger(__name__)
+
+_OURS = "finetune"
+_TRANSFORMS = "albumentations"
+_FOLDERS = "finetune.ImageFolderData"
+_OF_THE_MACHINE = ("num_workers", "cache_limit_gb", "predict")
+_EVALUATED = {"validate": "val", "test": "test"}  # the split that a command evaluates
+
+
+def run_evaluation(layers: Layers, typed: Sequence[str], began: float) -> None:
+    """Run validate, test or predict.
+
+    Args:
+        layers: Who has set what.
+        typed: The command line, with which the processes of other devices start.
+        began: `time.monotonic` when the command began.
+    """
+    with stopped_at_once():
+        start_ranks_with(typed)
+        evaluate(layers)
+
+
+def evaluate(layers: Layers) -> Run:
+    """Run validate, test or predict, and return its run.
+
+    Raises:
+        ValueError: The checkpoint or the images cannot be used, or settings contradict the checkpoint.
+    """
+    command = layers.command
+    path = layers.value("ckpt_path")
+    checkpoint = read_checkpoint(path)
+    layers = layers.below_configs(Layer(str(path), "run", _data_settings(checkpoint, layers)))
+    settings = layers.parse(COMMANDS[command].settings)
+    assert isinstance(settings, EvaluateSettings), "of a command that evaluates"
+    _check_images(command, settings, checkpoint, layers)
+    settings = _with_checkpoint(settings, checkpoint, layers)
+    root = local_root(settings.trainer.default_root_dir, command)
+    precision = settings.trainer.precision or automatic_precision(
+        settings.trainer.accelerator, checkpoint, False
+    )
+    values = {"trainer.default_root_dir": root, "trainer.precision": precision}
+    settings = with_values(settings, values)
+    seed_everything(settings.seed_everything, workers=True, verbose=False)
+    data = open_data(settings.data)
+    model = Classifier(**model_settings(checkpoint), compile=settings.model.compile)
+    put_exported(model.image_classifier, checkpoint)
+    data.read()
+    run = Run(root, command)
+    if isinstance(settings, PredictSettings):
+        # the prediction for a single image is printed
+        run.leaves_folder = len(data.splits["predict"]) > 1 and settings.output is None
+    config = config_text(replaced(settings, {"trainer.default_root_dir": shown_place(root)}))
+    trainer = build_trainer(settings.trainer, run, config, _callbacks(settings, run))
+    with closing(trainer, run):
+        check_fit(trainer, model, data, command)
+        _leave_out_seen(command, data, checkpoint, trainer)
+        how = {"return_predictions": False} if command == "predict" else {"verbose": False}
+        getattr(trainer, command)(model, datamodule=data, ckpt_path=path, **how)
+    return run
+
+
+def _callbacks(settings: EvaluateSettings, run: Run) -> list[Callback]:
+    callbacks: list[Callback] = [AverageFlip()] if settings.tta else []
+    if isinstance(settings, PredictSettings):
+        writer = PredictionWriter(run, settings.output, settings.top_k, settings.abstain_below)
+        callbacks.append(writer)
+    elif run.command == "test":
+        callbacks.append(AnswersWriter(run))
+    return callbacks
+
+
+def _leave_out_seen(
+    command: str, data: ImageDataModule, checkpoint: Mapping[str, Any], trainer: Trainer
+) -> None:
+    """Leave out images that the checkpoint was trained on, and say which corrections hold."""
+    if command not in _EVALUATED:
+        return
+    exclude_seen(data, _EVALUATED[command], checkpoint, trainer.is_global_zero)
+    corrections = data.scanned.corrections
+    if corrections is not None and trainer.is_global_zero:
+        log.info("%s", corrections.line())
+
+
+def _with_checkpoint(
+    settings: EvaluateSettings, checkpoint: Mapping[str, Any], layers: Layers
+) -> EvaluateSettings:
+    """Return settings with the network and the preparation of images that the checkpoint has.
+
+    Raises:
+        WrongUsage: A flag, not a config, contradicts the checkpoint.
+    """
+    of_model = model_settings(checkpoint)
+    of_data = checkpoint["datamodule_hyper_parameters"]
+    accepted = arguments_in_effect(settings.data)
+    decided = {f"model.{name}": value for name, value in of_model.items()}
+    decided |= {f"data.{name}": of_data[name] for name in PREPARATION if name in of_data}
+    decided["data.class_names"] = of_model["class_names"]
+    if "eval_image_size" in accepted:  # not every class has it
+        decided["data.eval_image_size"] = preparation(of_data)["image_size"]
+    if "labels" in accepted:  # a table need not show which kind its labels are
+        decided["data.labels"] = of_model.get("label_kind", "single")
+    overruled = []
+    for name, value in decided.items():
+        layer = layers.layer_of(name)
+        if layer is None or layer.kind not in ("flag", "config") or layer.values[name] == value:
+            continue
+        current = layer.values[name]
+        if layer.kind == "flag":
+            raise WrongUsage(f"{current}: the checkpoint decides that it is {value}; omit it", name)
+        overruled.append(f"{name} {value}, not {current}")
+    if overruled and is_rank_zero():
+        log.info("the checkpoint decides: %s", ", ".join(overruled))
+    known = {name: value for name, value in decided.items() if find_setting(layers.kind, name)}
+    return with_values(settings, known)
+
+
+def _data_settings(checkpoint: Mapping[str, Any], layers: Layers) -> dict[str, Any]:
+    """Return the settings of the data module of a checkpoint, after checking that they are safe to import.
+
+    Args:
+        checkpoint: As returned by `read_checkpoint`.
+        layers: Who has set what: a class that the command line names is trusted.
+
+    Raises:
+        ValueError: The checkpoint names another module, which is not trusted.
+    """
+    settings = plain(checkpoint["datamodule_hyper_parameters"], "datamodule_hyper_parameters")
+    flags = layers.flags
+    settings = for_other_place(settings, flags.get("data.table") or flags.get("data.root"))
+    for name in _OF_THE_MACHINE:  # a data class of the user may have saved these
+        settings.pop(name, None)
+    if layers.is_explicit("data.augmentations"):
+        settings.pop("augmentations", None)
+    named = flags.get("data.class_path")
+    modules = [] if named is None else [_module(named)]
+    class_path = checkpoint["finetune"].get("data_class")
+    if _module(class_path) != _OURS:
+        _check_is_trusted(class_path, modules)
+        class_path = named  # the user's class may have another name now
+    for transform in class_paths(settings):
+        _check_is_trusted(transform, [_TRANSFORMS, *modules])
+    explicit = [name for name in ("root", "table") if layers.is_explicit(f"data.{name}")]
+    arguments = {"class_path": class_path, **at_place(settings, explicit)}
+    return {f"data.{name}": value for name, value in arguments.items()}
+
+
+def _check_images(
+    command: str, settings: EvaluateSettings, checkpoint: Mapping[str, Any], layers: Layers
+) -> None:
+    """Make sure that the images are chosen by the user, or are those of the checkpoint and exist.
+
+    A checkpoint must not start a download. A regular expression that groups the images must be the user's: a nested one
+    can take for ever.
+
+    Raises:
+        WrongUsage: Images to classify are passed to another command than predict.
+        ValueError: The data set is not in its folder, or the checkpoint has chosen an address or a regular expression.
+    """
+    arguments = arguments_in_effect(settings.data)
+    if command == "predict":
+        if arguments.get("predict") is None:
+            raise WrongUsage("finetune predict needs images: finetune predict CKPT IMAGES")
+        return
+    if arguments.get("predict") is not None:
+        raise WrongUsage(
+            f"has images to classify: it is for finetune predict, not {command}", "data.predict"
+        )
+    group_by = arguments.get("group_by")
+    if is_pattern(group_by) and not layers.is_explicit("data.group_by"):
+        raise ValueError(
+            "the images of the checkpoint's run are grouped by a regular expression, and one of a checkpoint could "
+            f"take for ever: if you trust it, pass it as --data.group_by {shown(shlex.quote(str(group_by)))}"
+        )
+    module, _, name = settings.data.class_path.rpartition(".")
+    if module == _OURS and "data.class_path" not in layers.flags:
+        kind: type[ImageDataModule] = getattr(finetune, name)
+        _check_root(kind, arguments, layers)
+
+
+def _check_root(kind: type[ImageDataModule], arguments: Mapping[str, Any], layers: Layers) -> None:
+    """Make sure that the data set of a checkpoint exists; see `_check_images`.
+
+    Args:
+        kind: Its class, which is ours and which the user has not named: another one may download.
+        arguments: Its arguments.
+        layers: Who has set what.
+    """
+    table = arguments.get("table")
+    root = place_of(arguments) or kind.default_root
+    address = address_in(arguments)
+    places = ("data.root", "data.table")
+    if address is not None and not any(map(layers.is_explicit, places)):
+        with_table = f" with the table, {shown(table)}" if table else ""
+        raise ValueError(
+            f"the images of the checkpoint's run are at {shown(address)}, and a checkpoint may not choose an address: "
+            f"if you trust it, pass it as FOLDER (--data.root){with_table}"
+        )
+    if root is None or kind.is_in(root):
+        return
+    if layers.flags.keys().isdisjoint(places) and not Path(root).exists():
+        place = "table or folder" if table else "folder"
+        raise ValueError(
+            f"the images of the checkpoint's run are no longer in {root}: pass the {place} where they are now: FOLDER "
+            "(--data.root)"
+        )
+    set_of = f"{_OURS}.{kind.__name__}"
+    raise ValueError(
+        f"{root} does not have the data set of the checkpoint, {set_of}, and a checkpoint downloads none: add "
+        f"--data {_FOLDERS} for a folder of class folders, or --data {set_of} to download it"
+    )
+
+
+def _check_is_trusted(class_path: Any, modules: Sequence[str]) -> None:
+    """Check that a class is in one of these modules, or in a module below one.
+
+    Raises:
+        ValueError: It is in another module.
+    """
+    module = _module(class_path) or _TRANSFORMS  # the default in `build_transform`
+    if not any(module == trusted or module.startswith(f"{trusted}.") for trusted in modules):
+        hint = "--data CLASS, with your data class, allows its module"
+        raise ValueError(
+            f"the checkpoint would import {class_path}, which is not part of finetune: {hint}"
+        )
+
+
+def _module(class_path: Any) -> str:
+    if not isinstance(class_path, str):
+        raise ValueError(
+            f"the checkpoint is not as `finetune fit` writes them: {class_path!r} is not a class path"
+        )
+    return class_path.rpartition(".")[0]

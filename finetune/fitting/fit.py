@@ -1,0 +1,438 @@
+"""A fit: build its parts by the plan, train, test the best checkpoint, and report."""
+
+import logging
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import Trainer, seed_everything
+from pytorch_lightning.callbacks import EarlyStopping
+
+from finetune.data.datamodule import ImageDataModule
+from finetune.data.seen import AllSeenError, continue_record, exclude_seen
+from finetune.distributed.signals import Interrupted
+from finetune.fitting.best_weights import is_settled, keep_best_weights
+from finetune.fitting.build import (
+    build_model,
+    build_trainer,
+    fit_callbacks,
+    has_several_processes,
+    open_data,
+)
+from finetune.fitting.command_process import closing
+from finetune.fitting.fit_checks import check_begun_from, check_has_positives, check_validated
+from finetune.fitting.plan import Plan, plan_file, start_ranks_with
+from finetune.models.timm_backbones import is_timm
+from finetune.models.weights import read_weights
+from finetune.runs.changes import check_changes
+from finetune.runs.folder import Run
+from finetune.runs.identity import KEY
+from finetune.runs.licence import is_restricted, licence
+from finetune.runs.lightning_callbacks import Limits
+from finetune.runs.metrics_csv import MetricsCSV
+from finetune.runs.model_checkpoint import Checkpoints
+from finetune.runs.record import RunRecord, read_run, validation_outcome
+from finetune.runs.removal import drop_last
+from finetune.runs.resume import continue_run, limit_reached, restore_progress
+from finetune.runs.run_lock import hold
+from finetune.runs.run_search import now, read_about
+from finetune.system.messages import bytes_text
+from finetune.training import overview
+from finetune.training.calibration import Calibration, read_calibration
+from finetune.training.classifier import Classifier
+from finetune.training.first_pass import check_fit
+from finetune.training.precision import automatic_precision
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a fit.
+
+    Attributes:
+        plan: What it does.
+        trainer: As `build_trainer` makes it.
+        model: The network that is trained.
+        data: Its images.
+        run: The run, to whose folder all files are written.
+    """
+
+    plan: Plan
+    trainer: Trainer
+    model: Classifier
+    data: ImageDataModule
+    run: Run
+
+    @property
+    def has_test(self) -> bool:
+        """Whether the best checkpoint is to be tested."""
+        has_images = "test" in self.data.splits and self.trainer.limit_test_batches != 0
+        return has_images and self.plan.settings.test_after_fit
+
+
+def build(plan: Plan) -> Parts:
+    """Build the parts of a fit, and check that it has something to do.
+
+    Raises:
+        ValueError: The images, the network and the settings do not go together.
+    """
+    settings = plan.settings
+    seed_everything(settings.seed_everything, workers=True, verbose=False)
+    data = plan.data or open_data(settings.data)
+    data.read()
+    model = build_model(settings.model, data)
+    if settings.threshold is not None:
+        model.aim = model.task.parse_aim(settings.threshold)
+    if settings.trainer.precision is None:
+        checkpoint = None if plan.start is None else plan.start.content
+        precision = automatic_precision(
+            settings.trainer.accelerator, checkpoint, True, model.network
+        )
+        plan = plan.put({"trainer.precision": precision})
+    run = Run(settings.trainer.default_root_dir, "fit", name=settings.name)
+    callbacks = fit_callbacks(settings, run, model.task.monitor)
+    trainer = build_trainer(plan.settings.trainer, run, plan.config, callbacks)
+    check_fit(trainer, model, data, "fit", settings.test_after_fit)
+    return Parts(plan, trainer, model, data, run)
+
+
+def fit(plan: Plan, end: Callable[[int], Any] | None = None) -> Parts:
+    """Train from the start of a plan, then test the best checkpoint and report.
+
+    Args:
+        plan: What to do.
+        end: Called with the exit code at a second Ctrl-C, in place of ending the process.
+    """
+    parts = build(plan)
+    if end is not None:
+        _checkpoints(parts).signal.end = end
+    with closing(parts.trainer, parts.run), _ranks_start_with(parts):
+        _fit(parts)
+    return parts
+
+
+def _fit(parts: Parts) -> None:
+    finished, changed = _prepare(parts)
+    if not finished:
+        train(parts, changed)
+    else:
+        assert parts.plan.start is not None, "a run that has reached a limit has a checkpoint"
+        restore_progress(parts.trainer, parts.run, parts.plan.start)
+    if finished and _is_complete(parts):
+        _print_finished(parts, "; ".join(filter(None, [finished, changed])))
+        if parts.trainer.is_global_zero:
+            parts.run.continue_upload(only_changes=True)
+    else:
+        if finished and parts.trainer.is_global_zero:
+            _lock_finished(parts)
+        _conclude(parts, bool(finished))
+    if parts.trainer.is_global_zero:
+        _close(parts)
+
+
+@contextmanager
+def _ranks_start_with(parts: Parts) -> Iterator[None]:
+    """Let the processes of other devices start with the plan of this one."""
+    if not has_several_processes(parts.trainer):
+        yield
+        return
+    with plan_file(parts.plan) as file:
+        start_ranks_with(["fit", "--decided", str(file)])
+        yield
+
+
+def _conclude(parts: Parts, is_resumed_finished: bool) -> None:
+    """Choose the weights of best.ckpt, test them and report."""
+    _check_stop(parts)
+    best = keep_best_weights(parts.trainer, parts.model, parts.data, parts.run)
+    is_tested = parts.has_test and test(parts, best)
+    calibration = parts.model.task.uncalibrated() if best is None else read_calibration(best)
+    if parts.trainer.is_global_zero:
+        report(parts, calibration, is_tested)
+    if parts.plan.settings.threshold is not None and not is_resumed_finished:
+        _check_threshold(parts, calibration)
+
+
+def _close(parts: Parts) -> None:
+    """Record that the run has ended. Without `--keep_last`, delete the files that only resuming needs."""
+    run = parts.run
+    run.mark_ended()
+    if parts.plan.settings.keep_last or run.path is None:
+        return
+    freed = drop_last(run.path)
+    if freed:
+        log.info(
+            "deleted the files that only resuming needs: %s freed (--keep_last)", bytes_text(freed)
+        )
+
+
+def _prepare(parts: Parts) -> tuple[str, str]:
+    """Check that the fit can follow the plan, and log the decisions.
+
+    Returns:
+        Text about the limit that the run to resume has reached, and text about changes since it began; "" for none.
+    """
+    plan = parts.plan
+    finished = limit_reached(plan.start, plan.run is not None, Limits.of(parts.trainer))
+    parts.run.path = plan.run
+    changed = ""
+    if plan.run is not None and plan.start is not None:
+        allow = plan.settings.allow_changes
+        changed = check_changes(plan.start, parts.data, plan.changes, allow, bool(finished))
+    if parts.trainer.is_global_zero:
+        for note in plan.notes:
+            log.info("%s", note)
+    return finished, changed
+
+
+def train(parts: Parts, changed: str) -> None:
+    """Train to the end.
+
+    Args:
+        parts: The parts of the fit.
+        changed: Text about changes since the run began; "" for none.
+    """
+    trainer = parts.trainer
+    run = parts.run
+    plan = parts.plan
+    licence_of_weights = _read_weights(parts) if plan.start is None else None
+    if plan.run is not None:
+        assert plan.start is not None, "a run that continues has a checkpoint"
+        continue_run(trainer, run, plan.start, changed)
+    else:
+        _begin(parts, licence_of_weights)
+    if parts.plan.settings.patience is not None:
+        check_validated(trainer, parts.data, "--patience counts validations")
+    if parts.plan.settings.threshold is not None:
+        check_has_positives(trainer, parts.data)
+    first = None if plan.start is None else plan.start.path
+    run.about = {
+        "command": plan.command,
+        KEY: plan.identity.as_plain(),
+        "began": now(),
+        "folder": os.getcwd(),
+        "began_from": run.began_from,
+        "licence_of_the_weights": run.licence,
+        **overview.log_overview(trainer, parts.model, parts.data, first),
+    }
+    if plan.ranking is not None:
+        run.about["backbone_ranking"] = plan.ranking
+    parts.data.is_fitted = True
+    if plan.start is not None:
+        continue_record(parts.data, plan.start.content, trainer.is_global_zero)
+    # As an argument of `fit` it would not yet be set in `setup` and `prepare_data`.
+    trainer.ckpt_path = first
+    trainer.fit(parts.model, datamodule=parts.data)
+    trainer.ckpt_path = None
+
+
+def _read_weights(parts: Parts) -> str | None:
+    """Read the weights that a fit starts with, so that it fails before other processes are started.
+
+    Returns:
+        Their licence, if it is known.
+    """
+    model = parts.model
+    if model.weights is None:
+        return None
+    if is_timm(model.backbone) and model.weights == "DEFAULT" and parts.trainer.is_global_zero:
+        log.info(
+            "looking for the weights of %s on this machine, then on the Hugging Face hub",
+            model.backbone,
+        )
+    return read_weights(model.weights, model.backbone, model.network_size).licence
+
+
+def _begin(parts: Parts, licence_of_weights: str | None) -> None:
+    """Record the checkpoint that a new run starts from, and the licence of its weights.
+
+    Args:
+        parts: The parts of the fit.
+        licence_of_weights: The licence that the weights themselves name.
+    """
+    model = parts.model
+    run = parts.run
+    start = parts.plan.start
+    if start is not None:
+        check_begun_from(start, model)
+        licence_of_weights = start.content["finetune"].get("licence_of_the_weights")
+    run.began_from = None if start is None else str(Path(start.path).resolve())
+    file = Path(model.weights or "")
+    is_file = file.is_file()
+    run.licence = licence(
+        file.name if is_file else model.weights,
+        model.backbone,
+        run.began_from and Path(run.began_from).name,
+        is_file,
+        licence_of_weights,
+    )
+    restricted = is_restricted(run.licence)
+    if parts.trainer.is_global_zero and (is_timm(model.backbone) or restricted):
+        log.log(logging.WARNING if restricted else logging.INFO, "weights: %s", run.licence)
+
+
+def _is_complete(parts: Parts) -> bool:
+    """Return whether the best checkpoint of a run that has reached its limit is final, tested and reported."""
+    run = parts.run
+    has_report = run.file("report.html").exists() or not parts.plan.settings.report
+    if not has_report or "ended" not in read_about(run.file(".")):
+        return False
+    result = run.file("test.json")
+    best = run.checkpoint("best")
+    # a prolonged run has a newer best.ckpt
+    is_tested = result.exists() and best.stat().st_mtime <= result.stat().st_mtime
+    return (is_tested or not parts.has_test) and is_settled(parts.trainer, parts.data, run)
+
+
+def _lock_finished(parts: Parts) -> None:
+    """Lock a run that has reached its limit, because another process may be testing it, and forget its last test.
+
+    Raises:
+        ValueError: Another process has locked it, or has written its checkpoint.
+    """
+    assert parts.plan.start is not None, "a run that has reached a limit has a checkpoint"
+    hold(parts.run.checkpoint("last").parents[1])
+    parts.plan.start.check_unchanged()
+    parts.run.continue_upload()
+    for logger in parts.trainer.loggers:
+        if isinstance(logger, MetricsCSV):
+            logger.forget_test()
+
+
+def _print_finished(parts: Parts, why: str) -> None:
+    if not parts.trainer.is_global_zero:
+        return
+    if parts.model.is_solved:
+        to_do = "More epochs would not change its head, which is solved; start a new run without --resume"
+    else:
+        to_do = "Raise the limit to continue it, or start a new run without --resume"
+    log.info("the run %s is finished, with %s. %s", parts.run.place, why, to_do)
+    print(f"run in {parts.run.place}", flush=True)
+
+
+def _check_stop(parts: Parts) -> None:
+    """Stop before the test if a signal has ended training; log that `--patience` has.
+
+    Raises:
+        Interrupted: A signal has ended training.
+    """
+    trainer = parts.trainer
+    most = parts.plan.settings.patience
+    stopped_by = _checkpoints(parts).stopped_by
+    if stopped_by and parts.has_test:
+        raise Interrupted(stopped_by)
+    if most is None or not trainer.is_global_zero:
+        return
+    # Not `stopped_epoch`: a run that is resumed with more patience still has the old value.
+    monitor = parts.model.task.monitor
+    waits = (
+        callback.wait_count
+        for callback in trainer.callbacks  # type: ignore[attr-defined]
+        if isinstance(callback, EarlyStopping)
+    )
+    if any(wait >= most for wait in waits):
+        message = "stopped after epoch %d: %s did not improve in --patience %d validations"
+        log.info(message, trainer.current_epoch, monitor, most)
+
+
+def _checkpoints(parts: Parts) -> Checkpoints:
+    """Return the callback that writes the checkpoints of a fit."""
+    callbacks: list[Any] = parts.trainer.callbacks  # type: ignore[attr-defined]
+    return next(callback for callback in callbacks if isinstance(callback, Checkpoints))
+
+
+def test(parts: Parts, content: Mapping[str, Any] | None) -> bool:
+    """Test the best checkpoint, unless it was trained or validated on all test images, which is logged.
+
+    Args:
+        parts: The parts of the fit.
+        content: The content of best.ckpt; None if there is none.
+
+    Returns:
+        Whether it was tested.
+
+    Raises:
+        ValueError: There is no best.ckpt, or a fold of a cross-validation has seen all its test images.
+    """
+    run = parts.run
+    if content is None:
+        raise ValueError(
+            f"nothing was trained in {run.path}: a limit ended it before its first step"
+        )
+    best = run.checkpoint("best")
+    try:
+        exclude_seen(parts.data, "test", content, parts.trainer.is_global_zero)
+    except AllSeenError as error:
+        if parts.data.splitting.fold is not None:  # whose result is needed for that of all folds
+            raise
+        if parts.trainer.is_global_zero:
+            log.warning("not tested: %s", error)
+        return False
+    parts.trainer.test(parts.model, datamodule=parts.data, ckpt_path=best, verbose=False)
+    return True
+
+
+def report(parts: Parts, calibration: Calibration, is_tested: bool) -> None:
+    """Print the summary of the run, and write its report."""
+    run = parts.run
+    has_best = run.checkpoint("best").exists()
+    folder = run.checkpoint("best").parents[1]
+    record = read_run(folder)
+    if not is_tested:  # an earlier process may have tested another best.ckpt
+        record = replace(record, result={})
+    if not record.result:  # else `Results` has printed it after the test
+        _print_lines(validation_outcome(record), *calibration.describe(parts.model.class_names))
+    if has_best and record.why_best:
+        _print_lines(f"best.ckpt: {record.why_best}")
+    _print_lines(f"run in {run.place}")
+    if parts.plan.settings.report and (page := _write_report(run, record, parts.data)):
+        _print_lines(f"report in {page}")
+    if has_best and parts.data.splitting.fold is None:  # the folds are used together
+        _print_lines(f"next: finetune predict {shlex.quote(run.place)} IMAGES")
+
+
+def _print_lines(*lines: str) -> None:
+    for line in filter(None, lines):
+        print(line, flush=True)
+
+
+def _check_threshold(parts: Parts, calibration: Calibration) -> None:
+    """Make sure that best.ckpt has the threshold that `--threshold` asks for.
+
+    A fold of a cross-validation may have none, because the threshold for new images is chosen for all folds together.
+
+    Raises:
+        ValueError: It has none.
+    """
+    best = parts.run.checkpoint("best")
+    if calibration.aim is None:
+        raise ValueError(
+            f"--threshold {parts.plan.settings.threshold}: nothing was validated, so {best} has no threshold"
+        )
+    missed = calibration.describe_unreached_aim(parts.model.class_names)
+    if missed and parts.data.splitting.fold is None:
+        is_single = parts.model.task.label_kind == "single"
+        result = "no threshold" if is_single else "another threshold there"
+        raise ValueError(f"{missed}; {best} has {result}")
+
+
+def _write_report(run: Run, record: RunRecord, data: ImageDataModule) -> str:
+    """Write the report of a run, and return its path; "" if that fails, which does not harm the run."""
+    # with matplotlib, which takes half a second
+    from finetune.fitting.report_page import page_of
+    from finetune.training.augmented_sheet import write_augmented
+
+    assert run.path is not None
+    try:
+        write_augmented(data, run.file("augmented.webp"))
+        return str(page_of(record))
+    except Exception as error:  # of whatever draws or reads: the run itself is complete
+        log.warning(
+            "cannot write the report: %s. Try again with finetune report %s", error, run.path
+        )
+        return ""

@@ -1,0 +1,233 @@
+"""Checks of a fit: of its settings before images and weights are read, and before training of what is asked."""
+
+import json
+import warnings
+from types import MappingProxyType
+
+import torch
+from pytorch_lightning import Trainer
+
+from finetune.data.addresses import is_address
+from finetune.data.batch_limits import batches_within
+from finetune.data.datamodule import ImageDataModule
+from finetune.data.samplers import evaluated_targets
+from finetune.distributed.launch import check_num_processes, has_launcher, is_launched
+from finetune.fitting.build import optimizer_maker, scheduler_maker
+from finetune.runs.resume import Start
+from finetune.settings.layers import Layers
+from finetune.settings.schema import MAX_MEMBERS, FitSettings, ModelSettings
+from finetune.system.messages import WrongUsage, as_wrong_usage, reason
+from finetune.training.classifier import Classifier
+from finetune.training.lr_schedulers import with_total_steps
+from finetune.training.run_limits import fit_limits
+from finetune.training.threshold import check_form
+
+_SOME_STEPS = 1000  # the real number of steps is known only after images are listed
+# Settings that cannot go with folds, and why.
+_NOT_WITH_FOLDS = MappingProxyType(
+    {
+        "data.fold": "--folds runs all folds",
+        "data.num_folds": "--folds runs all folds",
+        "data.test_fraction": "with --folds each image is tested once",
+        "ckpt_path": "a checkpoint may have seen the images that a fold tests: pass --weights",
+        "test_after_fit": "with --folds each image is tested once",
+        "trainer.limit_test_batches": "with --folds each image is tested once",
+        "trainer.num_nodes": "folds run on one machine",
+        "allow_changes": "all folds must have the same settings",
+    }
+)
+
+
+def check_values(settings: FitSettings) -> None:
+    """Check what is possible without images and a network: settings together, and what torch makes of them.
+
+    Raises:
+        WrongUsage: A value is invalid, or does not go with another one.
+    """
+    model = settings.model
+    trainer = settings.trainer
+    for name in ("max_epochs", "max_steps", "limit_train_batches"):
+        if getattr(trainer, name) == 0:
+            raise WrongUsage("is 0: nothing to train", f"trainer.{name}")
+    if settings.data.predict is not None:
+        raise WrongUsage(
+            "has images to classify: it is for finetune predict, not fit", "data.predict"
+        )
+    if settings.threshold is not None:
+        check_form(settings.threshold)
+    if model.freeze == "backbone" and settings.ckpt_path is not None:
+        raise WrongUsage(
+            "--ckpt_path continues training, and model.freeze backbone has none: pass it as --weights"
+        )
+    _check_optimizer(model)
+    check_num_processes(trainer.devices, trainer.accelerator)
+    has_gpu = trainer.accelerator not in ("cpu", "auto") or (
+        trainer.accelerator == "auto" and torch.accelerator.is_available()
+    )
+    devices = str(trainer.devices)
+    if not has_gpu and devices != "auto" and not (devices.isdigit() and int(devices) > 0):
+        raise WrongUsage(
+            f"{devices}: there is no GPU on this machine; on a CPU pass a number of processes, such as 2",
+            "trainer.devices",
+        )
+
+
+def _check_optimizer(model: ModelSettings) -> None:
+    """Make optimizer and scheduler of a fit for a single parameter, and step them.
+
+    Raises:
+        WrongUsage: One of their arguments is wrong.
+    """
+    make = optimizer_maker(model)
+    try:
+        optimizer = make([torch.zeros(1, 1, requires_grad=True)])
+    except (ValueError, TypeError) as error:
+        name = "model.optimizer.lr" if "learning rate" in str(error) else "model.optimizer"
+        raise WrongUsage(reason(error), name) from error
+    make_scheduler = scheduler_maker(model)
+    if make_scheduler is None:
+        return
+    try:
+        scheduler = with_total_steps(make_scheduler, _SOME_STEPS)(optimizer)
+        # torch warns of a scheduler that is stepped before its optimizer, and checks few arguments before the step
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scheduler.step()
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise WrongUsage(reason(error), "model.scheduler") from error
+
+
+def check_folds(settings: FitSettings, layers: Layers) -> None:
+    """Refuse what a cross-validation cannot have.
+
+    Raises:
+        WrongUsage: A setting does not go with folds, or a launcher has started this process.
+    """
+    for name, why in _NOT_WITH_FOLDS.items():
+        if layers.is_explicit(name) and layers.value(name) is not None:
+            raise WrongUsage(f"does not go with --folds: {why}", name)
+    assert settings.folds is not None, "only of a cross-validation"
+    if settings.model.members * settings.folds > MAX_MEMBERS:
+        raise WrongUsage(
+            f"{settings.folds} folds of {settings.model.members} members are more than {MAX_MEMBERS} networks: take "
+            "fewer of them"
+        )
+    if any(is_address(layer.values.get("trainer.default_root_dir")) for layer in layers.layers):
+        raise WrongUsage(
+            "--folds writes to a local folder: pass one as --out, and copy it to object storage afterwards"
+        )
+    if has_launcher():
+        raise WrongUsage(
+            "--folds starts a process for each fold: with torchrun or srun, run each fold by --data.num_folds and "
+            "--data.fold"
+        )
+
+
+def check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None:
+    """Make sure that the fit will validate.
+
+    Args:
+        trainer: The Trainer of the fit.
+        data: Its images.
+        what: The beginning of the error message: what validation is needed for.
+
+    Raises:
+        ValueError: There is no validation, or the fit ends before the first one.
+    """
+    if "val" in data.splits and trainer.limit_val_batches == 0:
+        raise ValueError(f"{what}, and trainer.limit_val_batches is 0: omit it")
+    if "val" not in data.splits:
+        raise ValueError(
+            f"{what}, and there is no validation split: --data.val_fraction 0.1 splits one off train"
+        )
+    num = fit_limits(trainer).num_reads(data.num_batches, 1)  # of batches
+    first = _first_validation(trainer, data.num_batches)
+    if num < first:
+        raise ValueError(
+            f"{what}, and the fit ends after {num} batches, before the first validation after {first}: set more "
+            "epochs or steps, or a smaller trainer.val_check_interval"
+        )
+
+
+def _first_validation(trainer: Trainer, num_batches: int) -> int:
+    """Return after how many batches a fit first validates."""
+    interval = trainer.val_check_interval
+    batches = batches_within(trainer.limit_train_batches, num_batches)
+    inside = interval if isinstance(interval, int) else max(1, int(batches * interval))
+    return inside + ((trainer.check_val_every_n_epoch or 1) - 1) * batches
+
+
+def check_has_positives(trainer: Trainer, data: ImageDataModule) -> None:
+    """Make sure that the validation images have both classes, which choosing a threshold needs.
+
+    If images have several labels, one with a label and one without are enough: see `training.calibration`.
+    """
+    check_validated(trainer, data, "--threshold is chosen on validation images")
+    targets = data.splits["val"].targets
+    measured = evaluated_targets(targets, trainer.limit_val_batches, data.batch_size)
+    num = len(measured)
+    counts = measured.counts()
+    if data.label_kind == "single" and not counts.all():
+        name = data.class_names[int(counts.argmin())]
+        left = f" in the {num} that trainer.limit_val_batches leaves" if num < len(targets) else ""
+        raise ValueError(
+            f"--threshold needs validation images of both classes, there is none of {name}{left}"
+        )
+
+
+def check_begun_from(start: Start, model: Classifier) -> None:
+    """Make sure that a new run has the class weights and the optimizer of the checkpoint that it starts from."""
+    path = start.path
+    checkpoint = start.content
+    is_one = model.hparams["members"] == 1  # an ensemble cannot start from weights alone
+    hint = "use the same" + (
+        f", or begin with its weights alone: --weights {path}" if is_one else ""
+    )
+    class_weights = checkpoint["hyper_parameters"].get("class_weights")
+    if class_weights != model.class_weights:
+        difference = f"model.class_weights {json.dumps(class_weights)}, not {json.dumps(model.class_weights)}"
+        raise ValueError(f"{path} was trained, and continues, with {difference}: {hint}")
+    with as_wrong_usage("model.optimizer"):
+        optimizer = model.optimizer([{"params": [torch.zeros(1, 1, requires_grad=True)]}])
+    # Optimizers differ in their numeric settings. Boolean settings differ between versions of torch.
+    settings = {
+        name for name, value in optimizer.defaults.items() if type(value) in (int, float, tuple)
+    }
+    groups = [
+        group for state in checkpoint.get("optimizer_states", ()) for group in state["param_groups"]
+    ]
+    if groups and (lacking := sorted(settings - groups[0].keys())):
+        difference = f"another optimizer than {type(optimizer).__name__}, one without {lacking[0]}"
+        raise ValueError(f"{path} was trained, and continues, with {difference}: {hint}")
+
+
+def check_minutes(settings: FitSettings, layers: Layers) -> None:
+    """Make sure that a fit can have `--minutes`.
+
+    Raises:
+        WrongUsage: Another limit is set, too. The fit starts from a checkpoint. It uses several machines. Or validation
+            is not a share of an epoch.
+    """
+    limits = ("max_steps", "max_epochs", "limit_train_batches")
+    for name in (f"trainer.{limit}" for limit in limits):
+        layer = layers.layer_of(name)
+        # epochs of a config are overruled, its steps are not; the run that continues has its own limit
+        kinds = ("flag", "config") if name == "trainer.max_steps" else ("flag",)
+        if layer is not None and layer.kind in kinds:
+            raise WrongUsage("and --minutes both set the length of training: remove one", name)
+    if settings.trainer.num_nodes != 1 or is_launched():
+        raise WrongUsage(
+            "--minutes measures on one machine: on several, pass --epochs (--trainer.max_epochs) instead"
+        )
+    if settings.ckpt_path is not None:
+        raise WrongUsage(
+            "--minutes chooses the length of a fit from its first step: to continue from --ckpt_path pass --epochs, to "
+            "start from its weights pass it as --weights"
+        )
+    interval = settings.trainer.val_check_interval
+    if interval is not None and not (isinstance(interval, float) and 0 < interval <= 1):
+        raise WrongUsage(
+            f"{interval} is a number of batches, and --minutes chooses how many an epoch has: set it as a share of "
+            "the epoch, such as 0.5",
+            "trainer.val_check_interval",
+        )

@@ -1,0 +1,231 @@
+"""Cross-validation: the fit of a plan with each part of the images as test images, one after another, then a join."""
+
+import json
+import logging
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from finetune.data.datasets.image_folder import ImageFolderData
+from finetune.distributed.child_command import start_command, wait_for
+from finetune.fitting.build import data_arguments, open_data
+from finetune.fitting.fold_results import answers_of, merged_about, merged_result, write_predictions
+from finetune.fitting.plan import Plan, plan_file
+from finetune.fitting.report_page import page_of
+from finetune.inference.joined_checkpoint import join_checkpoints
+from finetune.runs.folder import Run, has_result, last_checkpoint, missing_folders, remove_empty
+from finetune.runs.identity import KEY, fold_runs
+from finetune.runs.outcome import INTERVAL, outcome_line
+from finetune.runs.record import RunRecord, read_run
+from finetune.runs.result_file import write_result
+from finetune.runs.resume import read_start
+from finetune.runs.run_lock import (
+    descriptors_for_children,
+    hold,
+    release_run,
+    wait_for_children,
+)
+from finetune.runs.run_search import now, read_about, runs_of, write_about
+from finetune.runs.statistics import percent
+from finetune.system.files import replace_text
+from finetune.system.messages import only_errors
+
+log = logging.getLogger(__name__)
+
+_PLACES = {"data.root", "data.table", "data.corrections"}  # where the images are
+
+
+def fit_folds(plan: Plan) -> Path:
+    """Run or continue the cross-validation of a plan, and return its folder."""
+    if isinstance(plan.data, ImageFolderData):
+        plan.data.check_can_train()
+    missing = missing_folders(Path(plan.settings.trainer.default_root_dir, "fit"))
+    if plan.run is None:
+        settings = plan.settings
+        folder = Run(settings.trainer.default_root_dir, "fit", name=settings.name).choose()
+    else:
+        folder = plan.run
+        hold(folder)
+        log.info("continuing the cross-validation in %s", folder)
+    wait_for_children(folder)
+    plan = plan.put({"data.fold": None, "data.num_folds": None, "resume": False})
+    _write_beginning(folder, plan)
+    for note in plan.notes:
+        log.info("%s", note)
+    runs = fold_runs(folder)
+    for fold, run in enumerate(runs, 1):
+        of_fold = _plan_of_fold(plan, folder, fold, run)
+        if of_fold is None:
+            log.info("fold %d of %d has ended: %s", fold, len(runs), run)
+            continue
+        log.info("fold %d of %d", fold, len(runs))
+        with plan_file(of_fold) as file:
+            code = _run(folder, ["fit", "--decided", str(file)])
+        if code:
+            _give_up(folder, missing)
+            sys.exit(code)
+    _conclude(folder, plan)
+    return folder
+
+
+def _plan_of_fold(plan: Plan, folder: Path, fold: int, run: Path) -> Plan | None:
+    """Return the plan of the fit of a fold; None if it has nothing left to do.
+
+    Args:
+        plan: That of the cross-validation.
+        folder: Its folder.
+        fold: The number of the fold, from 1.
+        run: The folder of its run.
+    """
+    can_go_on = last_checkpoint(run).is_file()
+    has_ended = "ended" in read_about(run) and (run / "test.json").is_file()
+    if has_ended and (not can_go_on or plan.changes.keys() <= _PLACES):
+        return None
+    values = {
+        "folds": None,
+        "data.num_folds": plan.settings.folds,
+        "data.fold": fold,
+        "trainer.default_root_dir": str(folder),
+        "resume": str(run) if can_go_on else False,
+        "name": None if can_go_on else run.name,
+    }
+    return replace(
+        plan.put(values),
+        identity=replace(plan.identity, folds=None),
+        run=run if can_go_on else None,
+        start=read_start(last_checkpoint(run)) if can_go_on else None,
+        changes=plan.changes if can_go_on else {},
+        notes=(),
+    )
+
+
+def _give_up(folder: Path, missing: Sequence[Path]) -> None:
+    """Say how to continue after a fold that has failed; without a result delete the folder, as that of any run.
+
+    Args:
+        folder: The folder of the cross-validation.
+        missing: Folders around it that did not exist before this command, innermost first. They are deleted, too.
+    """
+    if has_result(folder):
+        log.warning("to continue: finetune fit --resume %s", shlex.quote(str(folder)))
+        return
+    release_run(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    remove_empty(missing)
+
+
+def _run(folder: Path, arguments: Sequence[str]) -> int:
+    """Run a command that writes into the folder of a cross-validation, and return its exit code."""
+    return wait_for(start_command(arguments, pass_fds=descriptors_for_children(folder)))
+
+
+def _write_beginning(folder: Path, plan: Plan) -> None:
+    """Write how the cross-validation began, or went on, and its settings."""
+    about = read_about(folder)
+    if "command" in about:
+        names = [name for name in ("command", "began", "folder") if name in about]
+        kept: dict[str, Any] = {name: about[name] for name in names}
+        about = {**kept, "went_on_by": [*about.get("went_on_by", []), plan.command]}
+    else:
+        about = {"command": plan.command, "began": now(), "folder": os.getcwd()}
+    # first, since a folder without it is not taken for a run
+    write_about(folder, {**about, KEY: plan.identity.as_plain()})
+    replace_text(folder / "config.yaml", plan.config)
+
+
+def _conclude(folder: Path, plan: Plan) -> None:
+    """Join the results of the folds, and print them."""
+    runs = [read_run(run) for run in fold_runs(folder)]
+    answers = [answers_of(run) for run in runs]
+    with only_errors("finetune.data"):  # the folds have logged the same
+        data = open_data(plan.settings.data)
+        data.read()
+    checkpoint = folder / "checkpoints" / "best.ckpt"
+    calibration = join_checkpoints(
+        [run.path / "checkpoints" / "best.ckpt" for run in runs],
+        answers,
+        checkpoint,
+        data.fingerprint,
+    )
+    write_predictions([run.path for run in runs], folder / "predictions.csv")
+    result = merged_result(runs, calibration)
+    if "test" in data.splits and not data.splits["test"].is_drawn:
+        result["test_folder"] = _test_together(folder, plan)
+    write_result(folder / "test.json", result)
+    _write_seconds(folder, runs)
+    write_about(folder, {**merged_about(runs, read_about(folder)), "ended": now()})
+    _print_result(result, calibration.describe(result["class_names"])[1:])
+    _report(folder, read_run(folder))
+    if missed := calibration.describe_unreached_aim(result["class_names"]):
+        raise ValueError(f"{missed}; {checkpoint} has no threshold for it")
+
+
+def _test_together(folder: Path, plan: Plan) -> dict[str, Any]:
+    """Return the result on the test folder of the networks of all folds together.
+
+    Args:
+        folder: The folder of the cross-validation.
+        plan: Its plan, which names the data: a checkpoint may not choose an address or a regular expression.
+    """
+    arguments = data_arguments(plan.settings.data)
+    words = ["test", str(folder / "checkpoints" / "best.ckpt"), f"--out={folder}"]
+    names = ("root", "table", "group_by")
+    words += [f"--data.{name}={arguments[name]}" for name in names if arguments.get(name)]
+    log.info("testing the networks of all folds together on the test folder")
+    if code := _run(folder, words):
+        sys.exit(code)
+    newest = runs_of(folder, "test")[-1]
+    result = read_run(newest).result
+    kept = ("confusion_matrix", "label_counts", "test/mAP", INTERVAL, "test/exact_match")
+    return {
+        "run": f"test/{newest.name}",
+        **{name: result[name] for name in kept if name in result},
+    }
+
+
+def _write_seconds(folder: Path, runs: Sequence[RunRecord]) -> None:
+    phases = dict.fromkeys(phase for run in runs for phase in run.seconds)
+    seconds = {phase: sum(run.seconds.get(phase, 0.0) for run in runs) for phase in phases}
+    replace_text(folder / "seconds.json", json.dumps(seconds, indent=2) + "\n")
+
+
+def _print_result(result: dict[str, Any], thresholds: Sequence[str]) -> None:
+    """Print the result over all images, and of each fold.
+
+    Args:
+        result: The content of test.json.
+        thresholds: The thresholds of the networks of all folds together in words; empty if there are none.
+    """
+    rows = result["folds"]
+    print(f"{outcome_line(result)}, each image in one of {len(rows)} folds")
+    if "mAP" in rows[0]:
+        values = ["none" if row["mAP"] is None else f"{row['mAP']:.3f}" for row in rows]
+        print(f"test mAP of the folds: {', '.join(values)}")
+    else:
+        shares = [percent(row["num_right"] / max(1, row["num_images"])) for row in rows]
+        print(f"test accuracy of the folds: {', '.join(shares)}")
+    if thresholds:
+        print("each fold decided by thresholds that it chose on its own validation images")
+        print("thresholds of all folds together, chosen on these predictions for new images:")
+    for line in thresholds:
+        print(f"  {line}")
+    if together := outcome_line(result.get("test_folder", {})):
+        print(f"all folds together on the test folder: {together}")
+
+
+def _report(folder: Path, record: RunRecord) -> None:
+    """Print the folder and what to do next, and write the report."""
+    print(f"run in {folder}", flush=True)
+    if record.setting("report") is not False:
+        try:
+            print(f"report in {page_of(record)}")
+        except Exception as error:  # of whatever draws or reads: the results are complete
+            log.warning(
+                "cannot write the report: %s. Try again with finetune report %s", error, folder
+            )
+    print(f"next: finetune predict {shlex.quote(str(folder))} IMAGES", flush=True)

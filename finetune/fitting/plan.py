@@ -1,0 +1,130 @@
+"""The plan of a fit: its decided settings, and what it continues from. In a file, other processes start by it."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from finetune.data.datamodule import ImageDataModule
+from finetune.runs.changes import Changes
+from finetune.runs.identity import Identity
+from finetune.runs.local_copies import shown_place
+from finetune.runs.resume import Start, read_start
+from finetune.settings.configs import config_text, to_config
+from finetune.settings.layers import Layer, Layers, make_layer, replaced
+from finetune.settings.schema import EvaluateSettings, FitSettings
+
+S = TypeVar("S", FitSettings, EvaluateSettings)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a fit does.
+
+    Attributes:
+        settings: All settings, decided.
+        command: What the user typed, for about.json.
+        identity: The data and the network, for about.json.
+        run: The folder of the run that continues; None for a new run.
+        start: The checkpoint from which training starts: that of the run, or of `--ckpt_path`; None for none.
+        changes: The settings that differ from those of the run that continues.
+        ranking: How the network was chosen among several, for about.json; None if it was not.
+        notes: What to report before training, in the order in which it was decided.
+        data: The images, if they were read for a decision; not in the file.
+    """
+
+    settings: FitSettings
+    command: str
+    identity: Identity = field(default_factory=Identity)
+    run: Path | None = None
+    start: Start | None = None
+    changes: Changes = field(default_factory=dict)
+    ranking: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    data: ImageDataModule | None = None
+
+    def put(self, values: Mapping[str, Any], *notes: str) -> "Plan":
+        """Return the plan with other values of some settings, by full name, and with more to report."""
+        settings = with_values(self.settings, values) if values else self.settings
+        return replace(self, settings=settings, notes=(*self.notes, *filter(None, notes)))
+
+    @property
+    def config(self) -> str:
+        """The content of config.yaml, with which `fit` starts a new run."""
+        of_command = {"resume": False, "allow_changes": False, "ckpt_path": None, "name": None}
+        root = {"trainer.default_root_dir": shown_place(self.settings.trainer.default_root_dir)}
+        return config_text(replaced(self.settings, {**of_command, **root}))
+
+
+def with_values(settings: S, values: Mapping[str, Any]) -> S:
+    """Return settings with other values, by full names; those of the data also for a class of the user."""
+    own = settings.data.own
+    if own is None:
+        return replaced(settings, values)
+    of_data = {name[5:]: values[name] for name in values if name.startswith("data.")}
+    others = {name: values[name] for name in values if not name.startswith("data.")}
+    return replaced(settings, {**others, "data.own": {**own, **of_data}})
+
+
+def write_plan(plan: Plan, file: Path) -> None:
+    """Write a plan to a file, from which another process on this machine starts."""
+    content = {
+        "settings": to_config(plan.settings),
+        "command": plan.command,
+        "identity": plan.identity.as_plain(),
+        "run": None if plan.run is None else str(plan.run),
+        "start": None if plan.start is None else str(plan.start.path),
+        "changes": plan.changes,
+        "ranking": plan.ranking,
+        "notes": plan.notes,
+    }
+    file.write_text(json.dumps(content), "utf-8")
+
+
+def read_plan(file: Path) -> Plan:
+    """Read a plan that `write_plan` has written."""
+    content = json.loads(file.read_text("utf-8"))
+    layer = make_layer("fit", Layer(str(file), "decided"), content["settings"])
+    start = content["start"]
+    return Plan(
+        settings=Layers("fit", (layer,)).parse(FitSettings),
+        command=content["command"],
+        identity=Identity(**content["identity"]),
+        run=None if content["run"] is None else Path(content["run"]),
+        start=None if start is None else read_start(start),
+        changes={name: tuple(pair) for name, pair in content["changes"].items()},
+        ranking=content["ranking"],
+        notes=tuple(content["notes"]),
+    )
+
+
+@contextmanager
+def plan_file(plan: Plan) -> Iterator[Path]:
+    """Write a plan to a temporary file, which is deleted at the end."""
+    with tempfile.TemporaryDirectory(prefix="finetune-plan-") as folder:
+        file = Path(folder, "plan.json")
+        write_plan(plan, file)
+        yield file
+
+
+def answer(file: Path, run: Path) -> None:
+    """Tell the process that has written the file of a plan which run came of it."""
+    with suppress(FileNotFoundError):  # it has ended
+        file.with_suffix(".run").write_text(str(run.absolute()), "utf-8", "surrogateescape")
+
+
+def read_answer(file: Path) -> Path | None:
+    """Return the run that came of the file of a plan; None if there is none."""
+    try:
+        return Path(file.with_suffix(".run").read_text("utf-8", "surrogateescape"))
+    except FileNotFoundError:
+        return None
+
+
+def start_ranks_with(arguments: Sequence[str]) -> None:
+    """Let Lightning start the processes of other devices as `finetune` with these arguments."""
+    sys.argv = [sys.argv[0], *arguments]

@@ -1,0 +1,130 @@
+"""The data and the network of a run, which it records when it begins, and the run that `--resume` continues by them."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from finetune.runs.local_copies import shown_place
+from finetune.runs.run_search import has_ended, read_about, runs_of
+from finetune.system.messages import WrongUsage
+
+KEY = "identity"  # of about.json
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run is of; in a search None and "" stand for any.
+
+    Attributes:
+        place: Real path or address of the folder or table of images.
+        data_class: Class path of the data module.
+        network: The network as the user asked for it, such as `auto`.
+        chosen: The network that was trained.
+        folds: Number of folds of a cross-validation; None for a single fit.
+    """
+
+    place: str = ""
+    data_class: str = ""
+    network: str = ""
+    chosen: str = ""
+    folds: int | None = None
+
+    def as_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def difference(self, wanted: "Identity") -> str:
+        """Return how a run of this identity differs from the data and the network that a command names; "" if not."""
+        if wanted.network and wanted.network not in (self.network, self.chosen):
+            return f"of another network ({self.chosen}, not {wanted.network})"
+        if wanted.data_class and wanted.data_class != self.data_class:
+            return f"of other data ({self.data_class}, not {wanted.data_class})"
+        if wanted.place and wanted.place != self.place:
+            return f"of other data ({self.place}, not {wanted.place})"
+        return ""
+
+
+def read_identity(run: Path) -> Identity | None:
+    """Return the identity of a run; None if it has recorded none."""
+    content = read_about(run).get(KEY)
+    try:
+        return Identity(**content) if isinstance(content, dict) else None
+    except TypeError:
+        return None
+
+
+def num_folds(folder: Path) -> int | None:
+    """Return the number of folds of a cross-validation; None if the folder is not that of one."""
+    identity = read_identity(folder)
+    return identity.folds if identity is not None else None
+
+
+def fold_runs(folder: Path) -> list[Path]:
+    """Return the folders of the runs of all folds of a cross-validation."""
+    return [folder / "fit" / f"fold_{fold}" for fold in range(1, (num_folds(folder) or 0) + 1)]
+
+
+class Found(NamedTuple):
+    """The newest run of the data and the network of a command.
+
+    Attributes:
+        run: Its folder; None if there is none.
+        passed: Newer runs of other data or another network, and how they differ.
+    """
+
+    run: Path | None
+    passed: Mapping[Path, str]
+
+    def passed_in_words(self) -> str:
+        """Return the newest run that was passed over and how it differs, in words; "" for none."""
+        if not self.passed:
+            return ""
+        run, difference = next(iter(self.passed.items()))
+        more = f", and {len(self.passed) - 1} older of others, too" if len(self.passed) > 1 else ""
+        return f"{run} is {difference}{more}"
+
+
+def find_run(root: Path, wanted: Identity) -> Found:
+    """Return the newest run of `fit` in a folder of runs that has the wanted identity.
+
+    A cross-validation is found if it has the wanted number of folds; if none is wanted, if it has not ended.
+
+    Args:
+        root: The folder of runs.
+        wanted: The data and the network.
+
+    Raises:
+        StorageError: The runs are in object storage, which cannot be reached.
+    """
+    from finetune.runs.run_download import (
+        fetch_beginnings,
+    )  # with numpy, which most commands need not
+
+    fetch_beginnings(root)
+    passed: dict[Path, str] = {}
+    for run in reversed(runs_of(root)):
+        identity = read_identity(run)
+        if identity is None or (wanted.folds is not None and identity.folds != wanted.folds):
+            continue
+        if wanted.folds is None and identity.folds is not None and has_ended(run):
+            continue
+        if not (difference := identity.difference(wanted)):
+            return Found(run, passed)
+        passed[run] = difference
+    return Found(None, passed)
+
+
+def check_has_last(run: Path) -> None:
+    """Check that the last.ckpt of a finished run was not deleted.
+
+    A run that was killed may have only a best.ckpt, too: that of a validation in its first epoch.
+
+    Raises:
+        WrongUsage: It was.
+    """
+    has = {name: (run / "checkpoints" / f"{name}.ckpt").is_file() for name in ("best", "last")}
+    if has["best"] and not has["last"] and has_ended(run) and num_folds(run) is None:
+        raise WrongUsage(
+            f"{shown_place(run)} cannot be resumed: its last.ckpt was deleted (--keep_last false); "
+            f"start a new run from its weights: finetune fit FOLDER --weights {run}"
+        )

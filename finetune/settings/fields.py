@@ -1,0 +1,407 @@
+"""A setting is a typed field of a section: its name, type, range, default and help stand there and nowhere else.
+
+Help pages, docs/reference.md, hints for typos, the command line, configs, the arguments of the Python API, the values
+in a checkpoint and what `--resume` compares are loops over these fields.
+"""
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin
+
+import msgspec
+from msgspec import NODEFAULT, inspect
+
+from finetune.system.messages import WrongUsage, did_you_mean
+
+# What `--resume` does with a setting that has another value than in the run:
+#   changes  it takes the new value, and says so
+#   free     it takes the new value, which has no effect on the result
+#   stays    it keeps the value of the run, which is stored in the checkpoint
+#   fixed    it refuses: the state of the optimizer would not fit
+#   order    it refuses without --allow_changes: images would come in another order
+#   images   as `order` if the images differ, else as `changes`
+#   place    as `order` if the images differ, else as `free`
+Resume = Literal["changes", "free", "stays", "fixed", "order", "images", "place"]
+
+_PATHS = frozenset({"CKPT", "FILE", "FOLDER", "TABLE"})  # titles of types that are paths
+_ATTRIBUTE = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
+_LONGEST_CHOICES = 16  # characters of a placeholder
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+_WORDS = {"null": None, "~": None, "true": True, "false": False}
+
+
+class About(msgspec.Struct, frozen=True):
+    """What is known about a setting beside its type, default and help.
+
+    Attributes:
+        word: The short word for it; "" for none.
+        place: The positional arguments in the usage line, if it is one of them; "" if it is not positional.
+        value: Placeholder of the value, if neither its type nor its name says it.
+        also: Its names in other tools, separated by spaces, where the most similar name here is another setting's.
+        resume: What `--resume` does if it has another value than in the run.
+        holds_names: Whether the value has names of classes or columns: `null`, `no` and `007` are text there.
+        arguments: For a class with arguments: those that have a help text.
+    """
+
+    word: str = ""
+    place: str = ""
+    value: str = ""
+    also: str = ""
+    resume: Resume = "changes"
+    holds_names: bool = False
+    arguments: "type[Section] | None" = None
+
+
+class Page(msgspec.Struct, frozen=True):
+    """The help page of a command.
+
+    Attributes:
+        usage: The usage line after the command.
+        text: What the command does.
+        examples: Command lines, without `finetune`.
+        sections: For each heading the options below it, by their short words or full names.
+    """
+
+    usage: str
+    text: str
+    examples: tuple[str, ...]
+    sections: dict[str, str] = {}
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of settings. A field is a setting if it is among the attributes in the docstring, which has its help.
+
+    A field whose type is a section is a group of settings in it.
+
+    Attributes:
+        page: The help page, if it is the section of a command.
+        ignored: The beginnings of the names of settings that configs may have, and that have no flag.
+    """
+
+    page: ClassVar[Page]
+    ignored: ClassVar[tuple[str, ...]] = ()
+
+
+class ClassSettings(msgspec.Struct, frozen=True):
+    """A class and its arguments, such as an optimizer.
+
+    Attributes:
+        class_path: Its import path, such as torch.optim.SGD.
+        init_args: Its keyword arguments.
+    """
+
+    class_path: str
+    init_args: dict[str, Any] = {}
+
+
+S = TypeVar("S", bound=Section)
+
+
+class Setting(NamedTuple):
+    """A setting.
+
+    Attributes:
+        name: Its full name, as in config.yaml: data.batch_size.
+        type: The type of its values, with their range.
+        default: Its default.
+        help: What it does, with its unit. The short page of a command shows the first sentence.
+        about: More about it.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str = ""
+    about: About = About()
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether its flag may stand without a value, which is true."""
+        return bool in _alternatives(self.type)
+
+    @property
+    def titles(self) -> list[str]:
+        """The titles of its types, such as FOLDER."""
+        metadata = (meta for one in _alternatives(self.type) for meta in get_args(one)[1:])
+        return [meta.title for meta in metadata if isinstance(meta, msgspec.Meta) and meta.title]
+
+    @property
+    def is_path(self) -> bool:
+        return not _PATHS.isdisjoint(self.titles)
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for its value on help pages; "" for a switch."""
+        types = _alternatives(self.type)
+        if self.about.value or self.titles:
+            return self.about.value or self.titles[0]
+        if bool in types:
+            return "" if self.default is False else "true|false"
+        if len(choices := "|".join(self.choices)) <= _LONGEST_CHOICES and choices:
+            return choices
+        return (
+            "N"
+            if {int, float} & set(map(_plain_type, types))
+            else self.name.rpartition(".")[2].upper()
+        )
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it has several values, which a text separates by commas."""
+        types = {_plain_type(one) for one in _alternatives(self.type)}
+        return str not in types and any(get_origin(one) is list for one in types)
+
+    @property
+    def choices(self) -> list[str]:
+        """The words that its values are; an empty list if there are other values than words and null."""
+        types = [one for one in _alternatives(self.type) if one is not type(None)]
+        if not all(get_origin(one) is Literal for one in types):
+            return []
+        return [word for one in types for word in get_args(one)]
+
+    def converted(self, value: Any) -> Any:
+        """Return a value of a flag, a config or an argument as its type.
+
+        Raises:
+            WrongUsage: It is of another type, or out of range.
+        """
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if isinstance(value, str):
+            value = os.path.expanduser(value) if self.is_path else value
+        read = _read_text(value, self) if isinstance(value, str) else value
+        for candidate in (read, value):
+            with suppress(msgspec.ValidationError, OverflowError):
+                converted = msgspec.convert(candidate, self.type, strict=not self.about.holds_names)
+                if not isinstance(converted, float) or math.isfinite(converted):
+                    return converted
+        raise WrongUsage(self.why_wrong(value), self.name)
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether a value has exactly its type and is in range; text is not read as anything else."""
+        try:
+            msgspec.convert(value, self.type)
+        except (msgspec.ValidationError, OverflowError):
+            return False
+        return not isinstance(value, float) or math.isfinite(value)
+
+    def why_wrong(self, value: Any) -> str:
+        """Return what its values are, for a value that is none."""
+        is_word = isinstance(value, str) and not _NUMBER.fullmatch(value)
+        shown = repr(value) if is_word else str(value)
+        if self.choices and isinstance(value, str):
+            return f"cannot be {shown}{did_you_mean(value, self.choices)}"
+        return f"takes {expected(self.type)}, not {shown[:200]}"
+
+
+def _read_text(text: str, setting: Setting) -> Any:
+    """Return the value that a text means: null, true or false, a number, or a list or table in YAML; else the text."""
+    is_nested = text[:1] in ("[", "{")
+    if setting.about.holds_names:
+        return _read_names(text) if is_nested else [text]
+    if is_nested:
+        return read_yaml(text)
+    if text in _WORDS:
+        return _WORDS[text]
+    if setting.is_list:
+        return [part.strip() for part in text.split(",")]
+    if _NUMBER.fullmatch(text):
+        return int(text) if text.lstrip("+-").isdigit() else float(text)
+    return text
+
+
+def _read_names(text: str) -> Any:
+    import yaml  # here and below: it takes time, and most command lines need none
+
+    try:
+        return yaml.load(text, yaml.BaseLoader)
+    except yaml.YAMLError:
+        return [text]
+
+
+def read_yaml(text: str) -> Any:
+    """Return the value of a YAML text; the text itself if it is none."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError):
+        return text
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    """Return the types of which a value has one."""
+    if (
+        get_origin(hint) is Annotated
+        or not get_args(hint)
+        or get_origin(hint) in (list, dict, tuple, Literal)
+    ):
+        return [hint]
+    return [inner for one in get_args(hint) for inner in _alternatives(one)]
+
+
+def _plain_type(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def expected(hint: Any) -> str:
+    """Return the values of a type in words, with their range."""
+    info = inspect.type_info(hint)
+    types = info.types if isinstance(info, inspect.UnionType) else (info,)
+    words = [_in_words(one) for one in types if not isinstance(one, inspect.NoneType)]
+    return " or ".join(dict.fromkeys(words)) or "null"
+
+
+def _in_words(info: inspect.Type) -> str:
+    info = info.type if isinstance(info, inspect.Metadata) else info
+    if isinstance(info, inspect.IntType):
+        return f"a whole number{_range(info)}"
+    if isinstance(info, inspect.FloatType):
+        return f"a number{_range(info)}"
+    if isinstance(info, inspect.LiteralType):
+        return " or ".join(map(str, info.values))
+    kinds: dict[type, str] = {
+        inspect.BoolType: "true or false",
+        inspect.StrType: "text",
+        inspect.ListType: "a list",
+        inspect.VarTupleType: "a list",
+        inspect.DictType: "a table",
+    }
+    return kinds.get(type(info), "another value")
+
+
+def _range(info: inspect.IntType | inspect.FloatType) -> str:
+    """Return the range of a number, as the end of its description."""
+    if info.ge is not None and info.le is not None:
+        return f" from {info.ge:,} to {info.le:,}"
+    parts = [f"above {info.gt:,}"] if info.gt is not None else []
+    parts += [f"at least {info.ge:,}"] if info.ge is not None else []
+    parts += [f"below {info.lt:,}"] if info.lt is not None else []
+    parts += [f"at most {info.le:,}"] if info.le is not None else []
+    return f", {' and '.join(parts)}" if parts else ""
+
+
+@lru_cache
+def settings_of(kind: type[Section], prefix: str = "") -> Mapping[str, Setting]:
+    """Return the settings of a section and of the sections in it, by full name."""
+    found: dict[str, Setting] = {}
+    helps = _helps_of(kind)
+    for field in msgspec.structs.fields(kind):
+        name = f"{prefix}{field.name}"
+        default = field.default
+        if field.default_factory is not NODEFAULT:
+            default = field.default_factory()
+        hint = field.type
+        if isinstance(hint, type) and issubclass(hint, Section):
+            found |= settings_of(hint, f"{name}.")
+            continue
+        if field.name not in helps:
+            continue
+        base, *metadata = get_args(hint) if get_origin(hint) is Annotated else [hint]
+        about = next((one for one in metadata if isinstance(one, About)), About())
+        meta = tuple(one for one in metadata if one is not about)
+        values = Annotated[(base, *meta)] if meta else base
+        found[name] = Setting(name, values, default, helps[field.name], about)
+        if about.arguments is not None:
+            found |= settings_of(about.arguments, f"{name}.")
+    return found
+
+
+def _helps_of(kind: type[Section]) -> dict[str, str]:
+    """Return the help of each setting of a section: the texts of the attributes in its docstring, and of its bases."""
+    helps: dict[str, str] = {}
+    for base in kind.__mro__:
+        _, _, attributes = (base.__doc__ or "").partition("\n    Attributes:\n")
+        for name, text in _ATTRIBUTE.findall(attributes):
+            helps.setdefault(name, " ".join(text.split()))
+    return helps
+
+
+def find_setting(kind: type[Section], name: str) -> Setting | None:
+    """Return the setting of a name, also of an argument of a class that has no help text; None for none."""
+    settings = settings_of(kind)
+    group, _, last = name.rpartition(".")
+    if (
+        name in settings
+        or group not in settings
+        or settings[group].about.arguments is None
+        or not last
+    ):
+        return settings.get(name)
+    return Setting(name, Any, None, about=settings[group].about)
+
+
+def has_flag(kind: type[Section], name: str) -> bool:
+    """Return whether a setting, or an argument of a class, is an option of the command line."""
+    return find_setting(kind, name) is not None and not name.startswith(kind.ignored)
+
+
+@lru_cache
+def words_of(kind: type[Section]) -> Mapping[str, str]:
+    """Return the full name of each short word of a command.
+
+    A command's own option takes the place of a word of the sections that it shares: `--out` of predict.
+    """
+    settings = settings_of(kind)
+    shared_first = sorted(settings.values(), key=lambda one: "." not in one.name)
+    named = [one for one in shared_first if one.about.word and has_flag(kind, one.name)]
+    words = {one.about.word: one.name for one in named}
+    return {word: name for word, name in words.items() if word not in settings}
+
+
+def option_name(kind: type[Section], name: str, command: str) -> str:
+    """Return a setting as messages write it: its place or short word, and the full flag."""
+    settings = settings_of(kind)
+    last = name.rpartition(".")[2]
+    name = last if name not in settings and last in settings else name  # of a command of our own
+    setting = settings.get(name)
+    if setting is not None and setting.about.place and setting.about.place in kind.page.usage:
+        return f"finetune {command} {setting.about.place} (--{name})"
+    word = next((word for word, full in words_of(kind).items() if full == name), None)
+    return f"--{word} (--{name})" if word else f"--{name}"
+
+
+def nearest(kind: type[Section], typed: str) -> str | None:
+    """Return the full name of the setting that was probably meant by a name that there is not."""
+    settings = settings_of(kind)
+    words = words_of(kind)
+    name = typed.replace("-", "_").lower().rpartition(".")[2]
+    meant = {full.rpartition(".")[2]: full for full in sorted(settings, reverse=True)}
+    meant = {last: full for last, full in meant.items() if has_flag(kind, full)}
+    for full, setting in settings.items():
+        if has_flag(kind, full):
+            meant |= dict.fromkeys(setting.about.also.split(), full)
+    meant |= words
+    found = difflib.get_close_matches(name, meant, n=1, cutoff=0.75)
+    return meant.get(name) or (meant[found[0]] if found else None)
+
+
+def own_arguments(kind: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some values that are settings of a section, by the names of its fields."""
+    return {name: values[name] for name in settings_of(kind) if name in values}
+
+
+def check_section(kind: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
+    """Return the section with these values, which must have exactly its types and ranges.
+
+    Args:
+        kind: The section.
+        values: Values by the names of its fields; the others have their defaults.
+        prefix: The group of the section, for the error.
+
+    Raises:
+        WrongUsage: A value has another type, or is out of range.
+    """
+    settings = settings_of(kind, prefix)
+    checked = {
+        name: settings[f"{prefix}{name}"].converted(value)
+        if f"{prefix}{name}" in settings
+        else value
+        for name, value in values.items()
+    }
+    return kind(**checked)

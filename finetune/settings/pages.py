@@ -1,0 +1,149 @@
+"""The help pages: the short page of a command, the page with all its options, and the rows of docs/reference.md."""
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from finetune.settings.all_commands import COMMANDS
+from finetune.settings.fields import ClassSettings, Setting, has_flag, settings_of, words_of
+
+_WIDTH = 80  # columns of a short page
+_TEXT = 29  # column of the text of an option
+_WIDE = 112  # columns of a page with all options
+_INDENT = " " * 6
+_GROUPS = {
+    "": "the run",
+    "data": "data",
+    "model": "network and training",
+    "trainer": "devices, length and output",
+}
+# Their settings are those of the checkpoint, if nobody sets them.
+_OF_CHECKPOINT = ("validate", "test", "predict")
+_SENTENCE = re.compile(r"(?<=\w)\. (?=[A-Z`-])")
+
+
+def help_page(command: str) -> str:
+    """Return the short help of a command."""
+    kind = COMMANDS[command].settings
+    page = kind.page
+    settings = settings_of(kind)
+    words = words_of(kind)
+    lines = [f"usage: finetune {command} {page.usage}", "", *textwrap.wrap(page.text, _WIDTH), ""]
+    lines += ["for example:", *(f"  finetune {line}" for line in page.examples), ""]
+    num_shown = 0
+    for heading, names in page.sections.items():
+        lines.append(f"{heading}:")
+        for name in names.split():
+            setting = settings[words.get(name, name)]
+            lines += _short_lines(f"--{name} {setting.placeholder}".rstrip(), command, setting)
+            num_shown += 1
+    has_more = num_shown + sum(bool(one.about.place) for one in settings.values()) < len(settings)
+    more = f" All options: finetune {command} --help all" if has_more else ""
+    return "\n".join([*lines, "", f"Defaults are in brackets.{more}"])
+
+
+def _short_lines(flag: str, command: str, setting: Setting) -> list[str]:
+    default = shown_default(command, setting)
+    sentence = _SENTENCE.split(setting.help)[0].rstrip(".")
+    text = f"{sentence} [{default}]" if default else sentence
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=f"  {flag} ".ljust(_TEXT),
+        subsequent_indent=" " * _TEXT,
+        break_on_hyphens=False,
+    )
+
+
+def all_options_page(command: str) -> str:
+    """Return the help of a command with all its options."""
+    kind = COMMANDS[command].settings
+    if not _has_groups(command):
+        return help_page(command)
+    lines = [
+        f"usage: finetune {command} {kind.page.usage}",
+        "",
+        f"All options of finetune {command}. The common ones with examples: finetune {command} --help",
+    ]
+    words = words_of(kind)
+    for group, title in _GROUPS.items():
+        lines += ["", f"{title}:"]
+        if group in ("data", "model") and command in _OF_CHECKPOINT:
+            lines.append("  By default, these settings are those of the checkpoint.")
+        for setting in group_of(command, group):
+            lines.append(f"  {names_of(setting, words)} {setting.placeholder}".rstrip())
+            default = shown_default(command, setting)
+            text = f"{setting.help} [{default}]" if default else setting.help
+            lines += textwrap.wrap(
+                text,
+                _WIDE,
+                initial_indent=_INDENT,
+                subsequent_indent=_INDENT,
+                break_on_hyphens=False,
+            )
+    lines += ["", f"A config that --config takes: finetune {command} ... --print_config"]
+    return "\n".join(lines)
+
+
+def reference() -> Iterator[str]:
+    """Yield the lines of docs/reference.md: a table for each group of `fit`, and for each other command."""
+    for command in ("fit", "predict", *sorted(COMMANDS.keys() - {"fit", *_OF_CHECKPOINT, "demo"})):
+        settings = [*settings_of(COMMANDS[command].settings).values()]
+        of_fit = settings_of(COMMANDS["fit"].settings)
+        yield f"## finetune {command}\n"
+        if command == "fit":
+            for group in ("model", "data", "trainer", ""):
+                yield f"### {_GROUPS[group][0].upper()}{_GROUPS[group][1:]}\n"
+                yield from _table(command, group_of(command, group))
+            continue
+        own = (
+            [one for one in settings if one.name not in of_fit]
+            if _has_groups(command)
+            else settings
+        )
+        yield from _table(command, own)
+
+
+def _table(command: str, settings: list[Setting]) -> Iterator[str]:
+    words = words_of(COMMANDS[command].settings)
+    yield "| option | default | meaning |"
+    yield "| --- | --- | --- |"
+    for setting in settings:
+        names = ", ".join(f"`{name}`" for name in names_of(setting, words).split(", "))
+        default = shown_default(command, setting)
+        cell = f"`{default}`" if default and not isinstance(setting.default, bool) else default
+        cells = (names, cell, setting.help)
+        yield "| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |"
+    yield ""
+
+
+def _has_groups(command: str) -> bool:
+    return "data.root" in settings_of(COMMANDS[command].settings)
+
+
+def group_of(command: str, group: str) -> list[Setting]:
+    """Return the settings of a section; those of the command itself if it is ""."""
+    kind = COMMANDS[command].settings
+    return [
+        one
+        for name, one in settings_of(kind).items()
+        if has_flag(kind, name) and name.rpartition(".")[0].partition(".")[0] == group
+    ]
+
+
+def names_of(setting: Setting, words: Mapping[str, str]) -> str:
+    """Return the short word and the full name of a setting, as flags."""
+    short = [f"--{word}" for word, full in words.items() if full == setting.name]
+    return ", ".join([*short, f"--{setting.name}"])
+
+
+def shown_default(command: str, setting: Setting) -> str:
+    """Return a default as YAML has it; "" for none, and for one that a checkpoint decides."""
+    default: Any = setting.default
+    if isinstance(default, ClassSettings):
+        default = default.class_path.rpartition(".")[2]
+    is_decided = setting.name.startswith(("data.", "model.")) and command in _OF_CHECKPOINT
+    if default is False or is_decided or not isinstance(default, bool | str | int | float):
+        return ""
+    return str(default).lower() if isinstance(default, bool) else str(default)
