@@ -150,6 +150,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.save_hyperparameters(
             ignore=["predict", "num_workers", "cache_limit_gb", "class_names"]
         )
+        self.hparams.pop("_instantiator", None)  # of a LightningCLI
         if table is not None and self.default_root is not None and not self.reads_tables:
             raise WrongUsage(f"--data.table is for your own images, not for {type(self).__name__}")
         self.table = table

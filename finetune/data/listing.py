@@ -7,7 +7,7 @@ what is wrong with them, and the order of the images. So a table trains the weig
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -16,11 +16,9 @@ from finetune.data.faults import Fault
 from finetune.data.image_files import FileStats
 from finetune.data.samples import PathList, Samples
 from finetune.data.targets import ClassIndex, MultiHot, Targets
+from finetune.settings.schema import LabelKind
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, did_you_mean, fault_of_names
-
-if TYPE_CHECKING:  # torch takes seconds to import
-    from finetune.models.heads import LabelKind
 
 SPLITS = ("all", "train", "val", "test")
 _MOST_NAMED = 8  # classes that a message lists
@@ -100,7 +98,7 @@ class Listing:
     existing: Collection[str]
     needed: Sequence[str]
     has_splits: bool
-    label_kind: "LabelKind" = "single"
+    label_kind: LabelKind = "single"
     groups: np.ndarray | None = None
     weights: np.ndarray | None = None
     where: Callable[[int], str] | None = None

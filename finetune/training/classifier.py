@@ -115,6 +115,7 @@ class Classifier(pl.LightningModule):
         class_weights = parse_class_weights(class_weights)  # a checkpoint has no path of a file
         # config.yaml has the optimizer. A checkpoint has only plain values, for `weights_only=True`.
         self.save_hyperparameters(ignore=["optimizer", "scheduler", "compile"])
+        self.hparams.pop("_instantiator", None)  # of a LightningCLI
         self.class_names = list(class_names)
         self.backbone = backbone
         self.weights = weights

@@ -102,7 +102,8 @@ def test_a_lightning_cli_of_a_users_own_predicts_as_the_command(
     cli("predict", path, colours / "test", *cpu, "--out", "found.csv")
     with open("found.csv", encoding="utf-8") as file:
         found = [
-            [float(row[name]) for name in run.model.class_names] for row in csv.DictReader(file)
+            [float(row[f"p_{name}"]) for name in run.model.class_names]
+            for row in csv.DictReader(file)
         ]
     assert len(found) == 30
     assert found == [pytest.approx(row, abs=1e-6) for row in own]
