@@ -1,8 +1,8 @@
 """The Python interface: `finetune.fit` and `finetune.load`. The package `commands` is the command line.
 
-`fitting` translates its arguments into a command line (`command_words`), checks it as the command does and
-runs it. A fit on one device runs in this process, which `borrowed_process` restores afterwards. A fit on several
-devices runs in subprocesses (`child_process`). The result is a `fitted_run`.
+`python_fit` makes layers of settings of its arguments, and calls what the command calls. A fit on one device runs in
+this process, which `program_process` restores afterwards. A fit on several devices, or with folds, runs in subprocesses,
+by its plan in a file. The result is a `fitted_run`.
 
 `loaded_model` is a checkpoint in a program. It returns a `prediction` for each image (`image_inputs` lists the accepted
 types), computes features, and runs `finetune test` and `finetune export`.

@@ -1,4 +1,4 @@
-"""The command line, and the commands beside fit, validate, test and predict, which are in `finetune.fit`.
+"""The command line, and the commands beside fit, validate, test and predict, which are in `finetune.fitting`.
 
 - `command_line` makes layers of settings of a command line, and looks at what stands by its position. `run_places`
   resolves addresses of runs in object storage. `error_lines` makes one line of every error.

@@ -73,7 +73,8 @@ def import_class(class_path: str, setting: str) -> Any:
     except (ImportError, ValueError) as error:
         raise WrongUsage(f"cannot import {class_path!r}: {error}", setting) from error
     except AttributeError as error:
-        hint = did_you_mean(name, dir(importlib.import_module(place)))
+        names = [one for one in dir(importlib.import_module(place)) if not one.startswith("_")]
+        hint = did_you_mean(name, names)
         raise WrongUsage(f"{place} has no {name!r}{hint}", setting) from error
 
 

@@ -158,11 +158,7 @@ Task = SingleLabel | MultiLabel
 def task_for(
     label_kind: LabelKind, class_names: Sequence[str], label_smoothing: float = 0.0
 ) -> Any:
-    """Return the task for a kind of labels. The type is `Any`, since targets differ between tasks.
-
-    Raises:
-        WrongUsage: A setting is out of range.
-    """
+    """Return the task for a kind of labels. The type is `Any`, since targets differ between tasks."""
     if label_kind == "several":
         return MultiLabel(tuple(class_names), label_smoothing)
     return SingleLabel(tuple(class_names), label_smoothing)

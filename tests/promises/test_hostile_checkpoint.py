@@ -21,7 +21,7 @@ def test_a_hostile_checkpoint_runs_no_code(finished, colours, tmp_path, cli, mon
         cli("predict", "hostile.ckpt", colours / "test", *words)
     assert not (tmp_path / "ran").exists()
     # the control: with the user's consent the module is imported, which has no such class
-    with pytest.raises(SystemExit):
+    with pytest.raises(ValueError, match="has no 'Data'"):
         cli("predict", "hostile.ckpt", colours / "test", *words, "--data", "hostile.Data")
     assert (tmp_path / "ran").exists()
     del sys.modules["hostile"]  # else another test's import of it would run nothing

@@ -148,7 +148,7 @@ def test_a_report_that_cannot_be_written_takes_nothing_from_the_run(
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("a library's own")
 
-    monkeypatch.setattr("finetune.commands.report.write_report", fails)
+    monkeypatch.setattr("finetune.fitting.report_page.write_report", fails)
     cli("fit", colours, *QUICKEST, "--report", "true")
     said = caplog.text + capsys.readouterr().err
     assert "finetune report runs/fit/version_0" in said

@@ -247,12 +247,10 @@ def test_export_does_not_look_where_lightning_would(altered, read, has_run):
 def test_a_data_class_that_the_user_names_is_imported_however_it_is_named(
     altered, tmp_path, read, has_run
 ):
-    (tmp_path / "data.yaml").write_text("class_path: hostile.Data\n")
-    (tmp_path / "other.yaml").write_text("init_args: {batch_size: 4}\n")
     ckpt = altered(*HOSTILE["data class"])
-    for given in ("hostile.Data", '{"class_path": "hostile.Data"}', "data.yaml"):
+    for given in ("hostile.Data", '{"class_path": "hostile.Data"}'):
         assert read("test", ckpt, "--data", given) == "" and has_run(), given
-    for given in ("finetune.Hotdog", "other.yaml"):
+    for given in ("finetune.Hotdog", "{init_args: {batch_size: 4}}"):
         assert is_refusal(read("test", ckpt, "--data", given)) and not has_run(), given
 
 
