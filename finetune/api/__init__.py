@@ -1,7 +1,7 @@
 """The Python interface: `finetune.fit` and `finetune.load`. The package `commands` is the command line.
 
 `python_fit` makes layers of settings of its arguments, and calls what the command calls. A fit on one device runs in
-this process, which `program_process` restores afterwards. A fit on several devices, or with folds, runs in subprocesses,
+this process, which `program_process` restores afterwards. On several devices, or with folds, it runs in subprocesses,
 by its plan in a file. The result is a `fitted_run`.
 
 `loaded_model` is a checkpoint in a program. It returns a `prediction` for each image (`image_inputs` lists the accepted

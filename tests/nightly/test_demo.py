@@ -7,13 +7,14 @@ import pytest
 import yaml
 from paths import ROOT
 
-from finetune.commands import config_files
 from finetune.demo import drawing
 from finetune.demo.demo import demo
 from finetune.distributed.signals import Interrupted
 from finetune.fitting.plan import Plan
 from finetune.runs.metrics_csv import read_metrics
 from finetune.settings.all_commands import DemoSettings
+from finetune.settings.configs import find
+from finetune.settings.layers import Layer, read_config
 
 GOLDEN = ROOT / "tests/golden/sample_losses.txt"
 
@@ -26,15 +27,15 @@ def few_images(monkeypatch):
 
 @pytest.mark.slow
 def test_demo_pretrains_fine_tunes_and_compares(few_images, cli, tmp_path, capsys):
-    def short(name: str) -> str:
-        config = yaml.safe_load(Path(config_files.find(name)).read_text())
+    def short(command: str, name: str) -> Layer:
+        config = yaml.safe_load(Path(find(name)).read_text())
         config["trainer"] |= {"max_epochs": 1, "accelerator": "cpu"}
         config["data"]["init_args"]["image_size"] = 28
         config.setdefault("model", {})["backbone"] = "small_cnn"
         (tmp_path / name).write_text(yaml.safe_dump(config))
-        return str(tmp_path / name)
+        return read_config(command, str(tmp_path / name))
 
-    with patch("finetune.demo.demo.find", short):
+    with patch("finetune.demo.demo.read_config", short):
         cli("demo", "--root", "out")
     out = capsys.readouterr().out
     for name in ("source", "finetuned", "scratch"):
