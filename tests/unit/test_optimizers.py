@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from finetune.models.stages import freeze, head_name, stages
+from finetune.settings.schema import TrainerSettings
 from finetune.training.fused_optimizers import fuse
 from finetune.training.lr_schedulers import WarmupCosine
 from finetune.training.param_groups import param_groups
@@ -174,24 +175,19 @@ def test_few_images_are_seen_more_often_within_limits(num_images):
         assert 150_000 - num_images < seen <= 150_000
 
 
-UNSET = {"max_epochs": None, "limit_train_batches": None, "max_steps": -1}
-UNSET |= {"accumulate_grad_batches": 1}
-
-
 @pytest.mark.parametrize(
     ("given", "epochs", "words"),
     [
         ({}, 15, "480 steps"),
         ({"accumulate_grad_batches": 3}, 15, "165 steps"),  # 11 of 32 batches, the last of two
         ({"limit_train_batches": 0.5}, 16, "256 steps"),  # whole batches
-        ({"max_epochs": 3}, 3, ""),
+        ({"max_epochs": 3}, None, ""),
         ({"max_steps": 7}, None, ""),
     ],
 )
 def test_a_fit_without_a_length_has_the_usual_one(given, epochs, words):
-    limits = UNSET | given
-    reported = settle_length(limits, 1000, 32)
-    assert limits == {**UNSET, **given, "max_epochs": epochs}
+    decided, reported = settle_length(TrainerSettings(**given), 1000, 32)
+    assert decided == ({"trainer.max_epochs": epochs} if words else {})
     assert words in reported and bool(words) == bool(reported)
 
 
