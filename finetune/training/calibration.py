@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from finetune.data.mirror import original
-from finetune.models.heads import LabelKind
+from finetune.settings.schema import LabelKind
 from finetune.system.messages import counted, shown
 from finetune.training.precision import double
 from finetune.training.stored_values import number, refuse, table, whole

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from finetune.distributed.collectives import all_reduce_sum
-from finetune.models.heads import LabelKind
+from finetune.settings.schema import LabelKind
 from finetune.training.precision import double
 
 # Shapes: B images, K classes.

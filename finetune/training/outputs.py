@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from finetune.distributed.collectives import gather_on_rank_zero
-from finetune.models.heads import LabelKind
+from finetune.settings.schema import LabelKind
 from finetune.system.messages import bytes_text
 from finetune.training.loss import precise
 
