@@ -56,7 +56,10 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.slow
 def test_the_run_of_fit_is_that_of_the_command_bit_for_bit(colours, quick, cli, tmp_path):
     words = {**quick, "epochs": np.int64(1), "out": Path("ours"), "lr": np.float32(0.5)}
-    words |= {"class_weights": {"red": 2}, "options": {**CPU, "data.augmentations": []}}
+    words |= {
+        "class_weights": {"red": 2},
+        "options": {**quick["options"], "data.augmentations": []},
+    }
     ours = fit(colours, **words)
     command = json.loads((ours.path / "about.json").read_text())["command"]
     assert command.startswith(f"finetune.fit(folder={colours!r}, epochs=")
