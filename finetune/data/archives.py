@@ -125,6 +125,10 @@ def _unpack(place: str, e_tag: str | None, folder: Path) -> None:
         raise
     except _DAMAGED as error:
         raise ValueError(f"cannot unpack {place}: {shown(reason(error))}") from error
+    except OSError as error:  # its file name is that of a folder which is deleted now
+        where = str(error.filename or folder).removeprefix(f"{content}/")
+        text = f"cannot unpack {place} to {folder.parent}: {shown(error.strerror or str(error))}"
+        raise OSError(f"{text}: {shown(where)}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -197,8 +201,11 @@ def _tar_members(path: Path, limit: int) -> Iterator[_Member]:
             # tarfile takes a truncated or damaged header for the end
             if file.last != bytes(_BLOCK):
                 raise ValueError("it is truncated or damaged: copy it again")
-            while is_compressed and file.read(_BLOCK):  # gzip checks its sum at its end
-                pass
+            while block := file.read(_BLOCK):  # gzip checks its sum at its end
+                if block.strip(b"\0"):
+                    raise ValueError(
+                        "it has data after its end: unpack it by hand and pass the folder"
+                    )
 
 
 def _zip_members(path: Path) -> Iterator[_Member]:

@@ -17,6 +17,7 @@ from promise import control, promise
 
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.datasets.scan import scan
+from finetune.data.listing import ScanOptions
 from finetune.data.splits import group_ids
 from finetune.data.tables import table_listing
 from finetune.data.targets import MultiHot
@@ -196,6 +197,12 @@ def test_several_faults_are_counted_and_equal_rows_count_once(tmp_path):
     rows = sound(tmp_path)
     data = of_table(write(tmp_path / "x.csv", [*rows, *rows[:2]]), **ALL_TRAIN)
     assert len(data.splits["train"]) == 12 and "2 rows repeat another one" in data.scanned.remark
+    other = {
+        **rows[0],
+        "label": "b",
+    }  # it drops the two rows of this image: none of them repeats another
+    data = scan(str(write(tmp_path / "x.csv", [*rows, rows[0], other])))
+    assert len(data) == 11 and "repeat" not in data.remark
     faulty = [{"path": f"{name}.jpg", "label": "a"} for name in ("n1", "n2", "n3")]
     with pytest.raises(ValueError, match=r"n1\.jpg does not exist \(2 more"):
         of_table(write(tmp_path / "x.csv", [*rows, *faulty]))
@@ -226,6 +233,17 @@ def test_paths_are_relative_to_the_root_the_table_or_the_working_directory(tmp_p
     assert len(of_table(write(tmp_path / "images/x.csv", rows)).splits) == 3
     monkeypatch.chdir(tmp_path / "images")  # as those of predictions.csv
     assert len(of_table(table).splits) == 3
+
+
+@pytest.mark.parametrize("root", [None, "images", "."])
+def test_an_image_counts_once_by_its_relative_and_absolute_path(tmp_path, monkeypatch, root):
+    rows = sound(tmp_path / "images")
+    folder = tmp_path / ("" if root == "images" else "images")
+    absolute = [{**row, "path": str(tmp_path / "images" / row["path"])} for row in rows]
+    monkeypatch.chdir(folder)
+    data = scan(str(write(Path("x.csv"), [*absolute[:6], *rows])), ScanOptions(root=root))
+    assert [*data.names()] == [row["path"] for row in rows]
+    assert "6 rows repeat another one" in data.remark
 
 
 def test_classes_are_those_of_the_training_rows(tmp_path):
@@ -361,8 +379,14 @@ def test_classes_that_combine_other_classes_get_a_line(tmp_path, caplog, labels,
     names = [f"{i}.jpg" for i in range(3 * len(labels))]
     make(tmp_path, *names)
     rows = [{"path": name, "label": labels[i // 3]} for i, name in enumerate(names)]
-    data = of_table(write(tmp_path / "x.csv", rows), **ALL_TRAIN)
+    table = write(tmp_path / "x.csv", rows)
+    data = of_table(table, **ALL_TRAIN)
     assert data.class_names == sorted(labels)
+    none = scan(
+        str(write(tmp_path / "x.csv", [{**row, "split": "test"} for row in rows])),
+        class_names=labels,
+    )
+    assert not none.notes  # without a training image there are no classes to combine
     line = f"--data.label_separator {mark}"
     assert (line in caplog.text) if mark else ("label_separator" not in caplog.text)
 

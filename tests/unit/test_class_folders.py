@@ -156,6 +156,9 @@ def test_links_to_folders_are_followed_and_others_reported(tmp_path):
     with pytest.raises(ValueError, match="data/hen: the target of this link"):
         scan(tmp_path / "data")
     assert listed(scan(tmp_path / "data", skip=True)) == {"cat/1.png": 0, "dog/2.png": 1}
+    make(tmp_path / "splits", *TRAIN, "val -> ../gone")
+    with pytest.raises(ValueError, match="val: the target of this link"):
+        scan(tmp_path / "splits")
 
 
 TRAIN = ("train/cat/1.png", "train/dog/1.png", "train/dog/2.png")
@@ -165,10 +168,14 @@ def test_what_is_skipped_is_reported_in_a_line_a_kind(tmp_path, without_heic):
     make(tmp_path, *TRAIN, "train/cat/a.PSD", "train/dog/deep/b.psd", "train/dog/c.svg")
     make(tmp_path, "train/cat/d.heic", "train/cat/without", "train/cat/notes.txt", "3.png")
     make(tmp_path, "train/1.jpg", "train/2.jpg", "train/cat/Thumbs.db", "train/.DS_Store")
-    kinds, loose = scan(tmp_path).notes
+    make(tmp_path, "tests/cat/deep/1.png", "masks/readme.txt", "validate/cat/1.png")
+    kinds, beside, loose, *unused = scan(tmp_path).notes
     assert all(word in kinds for word in (str(tmp_path), "2 .psd", "1 .svg", "1 without a suffix"))
     assert ".txt" not in kinds and ".db" not in kinds and "'.[heic]'" in kinds
+    assert "1 image " in beside and beside.endswith(str(tmp_path))
     assert "2 images" in loose and str(tmp_path / "train") in loose
+    for note, name in zip(unused, ["tests", "validate"], strict=True):
+        assert str(tmp_path / name) in note and "not used" in note
 
 
 def test_folders_that_cannot_be_read_are_named_or_skipped(tmp_path, monkeypatch):

@@ -62,10 +62,15 @@ def test_csv_without_quotes_with_row_numbers_and_empty_lines(tmp_path):
 JSON = st.none() | st.booleans() | st.integers() | TEXT | st.lists(TEXT, max_size=3)
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(NAMES), JSON, min_size=1), min_size=1, max_size=5))
-def test_json_lines_are_read_as_the_json_module_writes_them(folder, rows):
-    text = "\n\n".join(map(json.dumps, rows))
-    table = read_table(write(folder / "x.jsonl", text))
+@given(
+    rows=st.lists(
+        st.dictionaries(st.sampled_from(NAMES), JSON, min_size=1), min_size=1, max_size=5
+    ),
+    end=st.sampled_from(["\n", "\r", "\r\n"]),
+)
+def test_json_lines_are_read_as_the_json_module_writes_them(folder, rows, end):
+    text = (2 * end).join(map(json.dumps, rows))
+    table = read_table(write(folder / "x.jsonl", text.encode()))
     names = {name for row in rows for name in row}
     assert table.columns == {name: [row.get(name) for row in rows] for name in names}
     assert table.lines == [2 * i + 1 for i in range(len(rows))]
@@ -126,6 +131,12 @@ def test_parquet_is_read_without_its_binary_columns(tmp_path):
     table = read_table(write_parquet(tmp_path / "x.parquet", **content))
     assert table.columns == {"path": ["a.jpg", "b.jpg"], "label": ["x", None]}
     assert table.lines == [1, 2]
+
+
+def test_parquet_may_have_times_in_nanoseconds(tmp_path):
+    times = np.array(["2026-01-01", "2026-01-01T00:00:00.000000001"], "datetime64[ns]")
+    columns = read_table(write_parquet(tmp_path / "x.parquet", path=["a", "b"], t=times)).columns
+    assert columns["path"] == ["a", "b"] and len(set(columns["t"])) == 2
 
 
 @pytest.mark.parametrize(
