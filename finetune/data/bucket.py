@@ -339,6 +339,12 @@ def _repeated(request: Callable[[], _Result]) -> _Result:
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
+def replaced(path: str, what: str) -> StorageError:
+    """Return the error of an object that has changed since it was listed, by its ETag or size."""
+    message = f"{path} was replaced after its folder was listed (its {what} has changed)"
+    return StorageError(f"{message}: start again when nothing changes it")
+
+
 def error_in_words(path: str, error: Exception) -> Exception:
     """Return the error of a request for an address, from that of obstore. It has no URL, which may hold a token."""
     from obstore import exceptions
@@ -346,8 +352,7 @@ def error_in_words(path: str, error: Exception) -> Exception:
     if isinstance(error, OSError) and error.errno is not None:  # of the local disk
         return error
     if isinstance(error, exceptions.PreconditionError):
-        message = f"{path} was replaced after its folder was listed (its ETag has changed)"
-        return StorageError(f"{message}: start again when nothing changes it")
+        return replaced(path, "ETag")
     text = str(error).partition("\n\nDebug source:")[0]
     if isinstance(error, exceptions.InvalidPathError) or "Could not parse path" in text:
         return StorageError(

@@ -14,8 +14,8 @@ from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
-from finetune.data.addresses import is_address, parse_address, real_place
-from finetune.data.mirror import filled, mirror_of, original
+from finetune.data.addresses import StorageError, is_address, parse_address, real_place
+from finetune.data.mirror import check_copy, filled, listed, mirror_of, original
 
 # "link" is a dangling link, "other" for example a pipe; None if there is nothing
 Kind = Literal["folder", "file", "link", "other"] | None
@@ -67,7 +67,12 @@ def is_same_place(first: str, second: str) -> bool:
 
 
 def kind_of(path: str) -> Kind:
-    """Return what is at a path."""
+    """Return what is at a path. Of a folder of a bucket the list says it."""
+    mirror = mirror_of(path)
+    if mirror is not None:
+        if path in mirror.objects:
+            return "file"
+        return "folder" if path in mirror.folders else None
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):  # ValueError: a zero byte
@@ -83,6 +88,12 @@ def entries(folder: str) -> Iterator[Entry]:
     Raises:
         OSError: The folder cannot be read.
     """
+    mirror = mirror_of(folder)
+    if mirror is not None and folder in mirror.folders:
+        for path in mirror.folders[folder]:
+            is_folder = path not in mirror.objects
+            yield Entry(os.path.basename(path), path, is_folder, is_link=False)
+        return
     with os.scandir(folder) as found:
         for entry in found:
             try:
@@ -116,8 +127,8 @@ def file_stats(paths: Sequence[str], skip: bool = True) -> FileStats:
 
 def _numbers(path: str) -> tuple[int, int, int, bool]:
     """Return the size of a file, its two times, and whether it is a regular file; see `FileStats`."""
-    mirror = mirror_of(path)
-    if mirror is not None and (item := mirror.objects.get(path)) is not None:
+    item = listed(path)
+    if item is not None:
         return item.size, item.changed, item.version(), True
     status = os.stat(path)
     is_regular = stat.S_ISREG(status.st_mode)
@@ -162,7 +173,7 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     text = os.fspath(path)
     try:
         with filled(text):
-            file = open(text, "rb", opener=_open_at_once)  # noqa: SIM115 the caller closes it
+            file = open(text, "rb", opener=_open_copy)  # noqa: SIM115 the caller closes it
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _explained(error, text) from None
     if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
@@ -189,7 +200,7 @@ def read_pieces(
     if mirror is not None and mirror.can_fill(path) and not mirror.has(path):
         return mirror.read_pieces(path, num_bytes, starts)
     try:
-        descriptor = _open_at_once(path, os.O_RDONLY)
+        descriptor = _open_copy(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _explained(error, path) from None
     try:
@@ -208,6 +219,13 @@ def _explained(error: OSError, path: str) -> OSError:
     return error
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def _open_copy(path: str, flags: int) -> int:
+    """Return the descriptor of a file. That of an object is the copy of the version that was listed."""
     # reading a pipe would otherwise block until it is written to
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    try:
+        check_copy(path, descriptor)
+    except (OSError, StorageError):
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -4,7 +4,7 @@ A folder of a bucket is listed once, and its folders and files are made there, t
 local folder: it finds images, classes and names in it as in any other. An empty file gets its content when it is to be
 read: with the ETag of the list, written elsewhere and then moved into its place. So workers, checks and caches read
 local files only, and a later epoch or run needs no request for a file with the same ETag. Several processes may share
-a folder.
+a folder. Each goes by its own list: what another process has listed later is neither found nor read.
 
 If the files need more than half of the free disk, each process has a folder of its own. It keeps as many files as fit,
 and deletes the others when they were read, but none that a worker may still read.
@@ -12,6 +12,7 @@ and deletes the others when they were read, but none that a worker may still rea
 Only the process that has listed a folder fills it: a client of object storage does not survive a fork.
 """
 
+import errno
 import glob
 import logging
 import os
@@ -22,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 from threading import RLock
@@ -81,11 +82,9 @@ class Mirror:
         self._process = os.getpid()
         self._limit = limit_bytes
         self._requests: dict[str, Future[None]] = {}
-        self._pins: Counter[str] = Counter()  # how many groups that may still be read hold a file
         self._kept: set[str] = set()  # copies that stay in a folder of this process, and their size
         self._kept_bytes = 0
         self._is_logged = False
-        self._lock = RLock()  # threads read files, too
         try:
             copies = Path(os.path.abspath(cache_dir() / COPIES))
             self._temporary = process_folder(copies)
@@ -102,8 +101,7 @@ class Mirror:
                 self._make_files()
         except OSError as error:
             raise self._not_copied(error) from error
-        _mirrors.pop(self.path, None)
-        _mirrors[self.path] = self  # the newest last
+        _add_mirror(self)
 
     def _set_place(self, parent: Path, objects: dict[str, bucket.Object]) -> None:
         """Set the folder of the bucket, the path of this mirror in it, and the objects by their paths."""
@@ -140,7 +138,21 @@ class Mirror:
             if folder not in made:
                 made.add(folder)
                 os.makedirs(folder, exist_ok=True)
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666))
+            _make_file(path)
+
+    @cached_property
+    def folders(self) -> dict[str, list[str]]:
+        """The files and folders in each folder of the list, by their paths."""
+        folders: dict[str, list[str]] = {} if self.path in self.objects else {self.path: []}
+        for path in self.objects:
+            while path != self.path:
+                folder = os.path.dirname(path)
+                is_new = folder not in folders
+                folders.setdefault(folder, []).append(path)
+                if not is_new:
+                    break
+                path = folder
+        return folders
 
     def address_of(self, path: str) -> str:
         """Return the address of a file."""
@@ -148,12 +160,11 @@ class Mirror:
 
     def has(self, path: str) -> bool:
         """Return whether a file has the content of the list."""
-        item = self.objects[path]
         try:
             status = os.stat(path)
         except OSError:
             return False
-        return (status.st_size, int(status.st_mtime)) == (item.size, _stamp(item))
+        return _is_copy(status, self.objects[path])
 
     def can_fill(self, path: str) -> bool:
         """Return whether a file is in the list, and this process may request it."""
@@ -164,8 +175,8 @@ class Mirror:
 
         The copy is not deleted until `release`.
         """
-        with self._lock:
-            self._pins[path] += 1
+        with _lock:
+            _pins[path] += 1
             if path in self._requests:
                 return self._requests[path]
             if self.has(path):
@@ -176,19 +187,22 @@ class Mirror:
         return request
 
     def release(self, path: str) -> None:
-        """End the use of a file that was requested. In a folder of this process it is deleted, unless it may stay."""
+        """End the use of a file that was requested. In a folder of this process it is emptied, unless it may stay."""
         if self._process != os.getpid():  # a forked worker, which deletes no copy
             return
-        with self._lock:
-            self._pins[path] -= 1
-            if self._pins[path] > 0:
+        with _lock:
+            _pins[path] -= 1
+            if _pins[path] > 0:
                 return
-            del self._pins[path]
+            del _pins[path]
             if self.is_kept or path in self._kept:
                 return
             num_bytes = self._kept_bytes + self.objects[path].size
             if num_bytes > self._most_bytes(self._folder):
+                # a reader that has opened it keeps the content
                 Path(path).unlink(missing_ok=True)
+                with suppress(OSError):  # the disk is full; the list has the file all the same
+                    _make_file(path)
             else:
                 self._kept.add(path)
                 self._kept_bytes = num_bytes
@@ -200,7 +214,7 @@ class Mirror:
         item = self.objects[path]
         read_part = partial(bucket.read, self.address_of(path), item.e_tag)
         if 0 < item.size <= _SMALL_BYTES:
-            content = read_part()
+            content = self._read(path)
             return item.size, [content[start : start + num_bytes] for start in starts(item.size)]
         pieces = [
             read_part(start, min(num_bytes, item.size - start)) if start < item.size else b""
@@ -216,7 +230,7 @@ class Mirror:
         """Return how many bytes may be requested before they are needed."""
         if self.is_kept:
             return _BYTES_AHEAD
-        return min(_BYTES_AHEAD, self._most_bytes(self._folder) / 2)
+        return max(1, min(_BYTES_AHEAD, self._most_bytes(self._folder) / 2))
 
     def _log_once(self) -> None:
         # imports torch, which a check of images does not wait for
@@ -231,19 +245,26 @@ class Mirror:
             text = "more than half of the free disk: some are requested again in each epoch"
         log.info("%s, up to %s: %s", self.address, size, text)
 
+    def _read(self, path: str) -> bytes:
+        """Return the content of an object. Storage without ETags cannot say that it was replaced; its size may."""
+        item = self.objects[path]
+        content = bucket.read(self.address_of(path), item.e_tag)
+        if len(content) != item.size:
+            raise bucket.replaced(self.address_of(path), "size")
+        return content
+
     def _copy(self, path: str) -> None:
         """Copy a file. Of one that is too large for an image there is only a file of its size, which is not decoded."""
         item = self.objects[path]
         try:
-            is_read = item.size <= MAX_BYTES
-            content = bucket.read(self.address_of(path), item.e_tag) if is_read else b""
+            content = self._read(path) if item.size <= MAX_BYTES else b""
         except FileNotFoundError:  # deleted since it was listed; reading it says so
             Path(path).unlink(missing_ok=True)
             return
         temporary = self._temporary / secrets.token_hex(8)
         try:
             temporary.write_bytes(content)
-            os.truncate(temporary, max(len(content), item.size))
+            os.truncate(temporary, item.size)
             os.utime(temporary, (_stamp(item), _stamp(item)))
             temporary.replace(path)
         except OSError as error:
@@ -251,6 +272,9 @@ class Mirror:
             raise self._not_copied(error) from error
 
     def _not_copied(self, error: OSError) -> StorageError:
+        if error.errno == errno.ENAMETOOLONG:
+            where = original(str(error.filename))
+            return StorageError(f"{where}: the name is too long for a file of this disk: rename it")
         folder = cache_dir() / COPIES
         return StorageError(
             f"cannot copy {self.address} to {folder}: {reason(error, folder)}. Set FINETUNE_CACHE to a folder of a "
@@ -288,9 +312,30 @@ def _stamp(item: bucket.Object) -> int:
     return 2**29 + item.version() % 2**30  # which all file systems can store: between 1987 and 2021
 
 
+def _is_copy(status: os.stat_result, item: bucket.Object) -> bool:
+    """Return whether a file is the complete copy of an object."""
+    return (status.st_size, int(status.st_mtime)) == (item.size, _stamp(item))
+
+
+def _make_file(path: str) -> None:
+    """Make an empty file, unless there is a file."""
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666))
+
+
 _threads = DaemonThreads(_NUM_THREADS, "copy")
 _piece_threads = DaemonThreads(_NUM_THREADS, "pieces")  # which may wait for a copy
-_mirrors: dict[str, Mirror] = {}  # by their paths, the newest last
+# By their paths, the newest last. It is replaced and not changed, because threads go through it.
+_mirrors: dict[str, Mirror] = {}
+_lock = RLock()  # threads read files, too
+# How many groups that may still be read hold a file. Two mirrors may have the same file.
+_pins: Counter[str] = Counter()
+
+
+def _add_mirror(mirror: Mirror) -> None:
+    global _mirrors
+    with _lock:
+        others = {path: other for path, other in _mirrors.items() if path != mirror.path}
+        _mirrors = {**others, mirror.path: mirror}
 
 
 def mirror_of(path: str) -> Mirror | None:
@@ -302,6 +347,32 @@ def mirror_of(path: str) -> Mirror | None:
         if path == root or path.startswith(f"{root}/"):
             found = mirror
     return found
+
+
+def listed(path: str) -> bucket.Object | None:
+    """Return the object whose copy a path is in the newest list of this process; None for other paths.
+
+    Raises:
+        FileNotFoundError: It is in the folder of an address, whose list does not have it.
+    """
+    mirror = mirror_of(path)
+    if mirror is None:
+        return None
+    if path not in mirror.objects:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return mirror.objects[path]
+
+
+def check_copy(path: str, descriptor: int) -> None:
+    """Check that an open file is the copy of the object that was listed, not a later one by another process.
+
+    Raises:
+        FileNotFoundError: The list does not have it; see `listed`.
+        StorageError: The object was replaced.
+    """
+    item = listed(path)
+    if item is not None and not _is_copy(os.fstat(descriptor), item):
+        raise bucket.replaced(original(path), "ETag")
 
 
 def original(path: str) -> str:

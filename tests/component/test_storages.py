@@ -1,5 +1,6 @@
 """What each storage of images must do: list, read, repeat failed requests, notice replaced files, and refuse."""
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ from finetune.data.checking.findings import Finding, Row, as_plain
 from finetune.data.checking.first_look import first_look
 from finetune.data.datasets.folders import class_folders
 from finetune.data.datasets.scan import scan
+from finetune.data.decode import stored_size
 from finetune.data.file_facts import UNKNOWN, look_at
 from finetune.data.image_files import (
     absolute_path,
@@ -248,9 +250,10 @@ def test_many_bitmaps_in_s3_which_are_read_whole_are_looked_at(server):
     assert len(np.unique(look_at(found).digests)) == 300
 
 
-def test_threads_may_read_copies_on_a_small_disk(server, monkeypatch):
+@pytest.mark.parametrize("num_bytes", [20_000, 0])
+def test_threads_may_read_copies_on_a_small_disk(server, monkeypatch, num_bytes):
     used = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: used._replace(free=20_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: used._replace(free=num_bytes))
     for number in range(300):
         server.put(f"many/{number}.png", bytes(200 + number))
     root = local_folder(f"{server.address}/many")
@@ -356,6 +359,71 @@ def test_an_object_that_is_replaced_after_the_list_is_named(server):
     assert f"{server.address}/new/a.png" in str(caught.value)
     assert local_folder(f"{server.address}/new/a.png") == path
     assert content_of(path) == b"456"
+
+
+@pytest.mark.parametrize("content", [b"123", b"1234567"])
+def test_an_object_without_an_etag_that_has_another_size_is_not_taken(server, content):
+    server.has_e_tags = False
+    server.put("new/a.png", b"12345")
+    path = f"{local_folder(f'{server.address}/new')}/a.png"
+    assert content_of(path) == b"12345"  # the control
+    server.put("new/b.png", b"12345")
+    path = f"{local_folder(f'{server.address}/new')}/b.png"
+    server.put("new/b.png", content)
+    for read in (open_file, lambda path: read_pieces(path, 9, lambda size: (0,))):
+        with pytest.raises(StorageError, match="was replaced"):
+            read(path)
+
+
+def test_what_another_process_lists_later_changes_no_earlier_list(server):
+    place = f"{server.address}/set/train"
+    root = local_folder(place)
+    before = [*find_images(root, Skipped())]
+    kinds = [*map(kind_of, before)]
+    for key in [key for key in server.objects if key.startswith("set/train/blue/")]:
+        del server.objects[key]
+    server.put("set/train/green/new.png", b"1")
+    server.put("set/train/yellow/new.png", b"1")
+    code = "import sys; from finetune.data.local_folders import local_folder; "
+    code += "local_folder(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, place], check=True)
+    assert not os.path.exists(before[0])  # the control
+    assert [*find_images(root, Skipped())] == before and [*map(kind_of, before)] == kinds
+    assert file_stats([f"{root}/yellow/new.png"]).sizes.tolist() == [-1]
+    with pytest.raises(FileNotFoundError):
+        open_file(f"{root}/yellow/new.png")
+    after = [*find_images(local_folder(place), Skipped())]  # the control
+    assert len(after) == sum(key.startswith("set/train/") for key in server.objects)
+
+
+def test_a_copy_that_another_process_replaces_is_not_read_by_a_worker(server):
+    server.put("new/a.png", b"123")
+    path = f"{local_folder(f'{server.address}/new')}/a.png"
+    for _ in Ahead([path], lambda path: [path]):
+        with multiprocessing.get_context("fork").Pool(1) as worker:
+            assert worker.apply(content_of, [path]) == b"123"  # the control
+            Path(f"{path}.new").write_bytes(b"456")
+            os.replace(f"{path}.new", path)
+            for read in (content_of, stored_size):
+                with pytest.raises(StorageError, match="was replaced"):
+                    worker.apply(read, [path])
+
+
+def test_a_second_list_of_a_folder_deletes_no_file_in_use(server):
+    server.put("new/a.png", b"123")
+    path = f"{Mirror(f'{server.address}/new', limit_bytes=1).path}/a.png"
+    for _ in Ahead([path], lambda path: [path]):
+        assert Mirror(f"{server.address}/new", limit_bytes=1).path == os.path.dirname(path)
+        assert content_of(path) == Path(path).read_bytes() == b"123"
+    assert Path(path).read_bytes() == b""  # no longer in use
+
+
+def test_a_name_that_is_too_long_for_the_disk_is_named(server):
+    name = "x" * 300 + ".png"
+    server.put(f"long/{name}", b"1")
+    with pytest.raises(StorageError, match=f"long/{name}.* rename it") as caught:
+        local_folder(f"{server.address}/long")
+    assert "FINETUNE_CACHE" not in str(caught.value)
 
 
 def test_an_object_that_was_deleted_is_in_no_later_list(server):

@@ -62,7 +62,7 @@ class ObjectServer(LoopbackServer):
         fault: The fault of each request.
         delay: Seconds before each answer.
         bytes_per_second: Rate at which content arrives, of all requests together; None for no limit.
-        has_e_tags: Whether answers for single objects have an ETag.
+        has_e_tags: Whether answers have an ETag.
     """
 
     def __init__(self) -> None:
@@ -209,9 +209,10 @@ class ObjectServer(LoopbackServer):
             if has_delimiter and slash:
                 folders.add(f"{prefix}{name}/")
             else:
+                e_tag = f"<ETag>{escape(_e_tag(content))}</ETag>" if self.has_e_tags else ""
                 rows.append(
                     f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-02T03:04:05.000Z</LastModified>"
-                    f"<ETag>{escape(_e_tag(content))}</ETag><Size>{len(content)}</Size></Contents>"
+                    f"{e_tag}<Size>{len(content)}</Size></Contents>"
                 )
         prefixes = "".join(
             f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
