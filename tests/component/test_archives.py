@@ -150,6 +150,13 @@ HOSTILE = {
     "a cut in a header": (".tar", GOOD[: HEADER + 100], "truncated"),
     "a wrong sum": (".tgz", PACKED[:-5] + bytes([PACKED[-5] ^ 1]) + PACKED[-4:], "CRC"),
     "a cut before the sum": (".tgz", PACKED[:-8], "cannot unpack"),
+    "two archives in one": (".tar", GOOD + tar(member("z")), "after its end"),
+    "two archives in one, packed": (
+        ".tgz",
+        PACKED + gzip.compress(tar(member("z"))),
+        "after its end",
+    ),
+    "a long name": (".tar", tar(member("y" * 300)), "photos.tar to .*: yyy"),
     "no archive": (".tar", b"text", "cannot unpack"),
     "an empty file": (".tgz", b"", "cannot unpack"),
     "a file and a folder": (".tar", tar(member("a"), member("a/b")), "a/b|exists|directory"),
