@@ -97,18 +97,25 @@ def layers_of(
         WrongUsage: A setting does not exist, or a value or a place is wrong.
     """
     flags = make_layer(command, Layer(source, "flag"), values)
-    layers = [read_config(command, name) for name in configs]
     found = [os.path.expanduser(place) for place in places]
     if command != "predict" and flags.values.get("data.predict") is not None:
         raise WrongUsage("images to classify are for finetune predict, not here", "data.predict")
     given = _Given(command, dict(flags.values), found, bool(configs), is_printed)
     must_exist = not given.values.get("resume")  # a run that continues has a checkpoint of its own
-    for name, value in given.values.items():
-        setting = settings_of(COMMANDS[command].settings).get(name)
-        if setting is not None and isinstance(value, str):
-            given.values[name] = _checked_place(command, setting, value, must_exist)
+    layers = [_with_places(command, read_config(command, name), must_exist) for name in configs]
+    given.values |= _with_places(command, flags, must_exist).values
     _take_places(given)
     return Layers(command, (*layers, flags._replace(values=given.values)))
+
+
+def _with_places(command: str, layer: Layer, must_exist: bool) -> Layer:
+    """Return a layer in which paths and addresses are checked, and the folder of a run is its checkpoint."""
+    values = dict(layer.values)
+    for name, value in layer.values.items():
+        setting = settings_of(COMMANDS[command].settings).get(name)
+        if setting is not None and isinstance(value, str):
+            values[name] = _checked_place(command, setting, value, must_exist)
+    return layer._replace(values=values)
 
 
 def _checked_place(command: str, setting: Setting, value: str, must_exist: bool) -> str:

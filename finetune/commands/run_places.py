@@ -1,17 +1,13 @@
 """Addresses of runs on the command line: check them, and replace them by local copies or downloads."""
 
-import os
 from pathlib import Path
-from typing import Any
 
 from finetune.data.addresses import (
     check_address,
     check_is_writable,
-    check_scheme,
-    is_address,
     is_in_bucket,
 )
-from finetune.runs.local_copies import address_of, local_copy
+from finetune.runs.local_copies import local_copy
 from finetune.system.messages import WrongUsage
 
 # Commands that read a checkpoint from object storage.
@@ -84,43 +80,3 @@ def local_results(run: str) -> Path:
 
     check_address(run)
     return fetch_results(run)
-
-
-def settle_root(command: str, root: Any, is_rank_zero: bool) -> Any:
-    """Return the folder to which a command writes runs: for an address its local copy.
-
-    Args:
-        command: The command.
-        root: `trainer.default_root_dir`.
-        is_rank_zero: Whether this process has rank 0. It checks that the storage can be reached.
-
-    Raises:
-        WrongUsage: The command does not write to object storage, or the address is of no object storage.
-        StorageError: The storage cannot be reached.
-    """
-    if not is_address(root):
-        check_scheme(os.fspath(root or ""))
-        return root
-    from finetune.runs.run_download import names_there
-
-    check_run_address(command, "trainer.default_root_dir", root)
-    folder = local_copy(root)
-    if is_rank_zero:
-        names_there(folder, command)
-    return str(folder)
-
-
-def check_shared(root: Any, num_nodes: int) -> None:
-    """Check that FINETUNE_CACHE is set if several machines write a run in object storage: they share the local copy.
-
-    Args:
-        root: The folder of runs.
-        num_nodes: The number of machines.
-
-    Raises:
-        WrongUsage: It is not set, so each machine would have a local copy of its own.
-    """
-    if num_nodes > 1 and address_of(root) is not None and "FINETUNE_CACHE" not in os.environ:
-        raise WrongUsage(
-            "a run in object storage on several machines needs FINETUNE_CACHE, a folder that all of them share"
-        )

@@ -8,7 +8,7 @@ same values. Settings have the types and ranges of `finetune.settings`, without 
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from finetune.models.checkpoint_values import (
     Rule,
@@ -35,14 +35,12 @@ from finetune.models.checkpoint_values import (
     refuse,
 )
 from finetune.settings.fields import Section, Setting, expected, settings_of
-from finetune.settings.schema import DATA_CLASSES, DataSettings, ModelSettings, Pixels
+from finetune.settings.schema import DATA_CLASSES, DataSettings, ModelSettings, Pixels, Precision
 from finetune.system.messages import WrongUsage, shown
 
 REQUIRED_SECTIONS = frozenset(
     {"state_dict", "hyper_parameters", "datamodule_hyper_parameters", "finetune"}
 )
-_PRECISIONS = ("32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed")
-_PRECISIONS_OF_GPUS = ("transformer-engine", "transformer-engine-float16")
 # Settings that a checkpoint does not have: those of the machine or of a single command, and classes.
 _MODEL_WITHOUT = frozenset({"optimizer", "scheduler", "compile"})
 _DATA_WITHOUT = frozenset({"class_path", "num_workers", "cache_limit_gb", "class_names", "predict"})
@@ -95,7 +93,7 @@ FINETUNE = MappingProxyType(
     {
         "version": Rule("text", is_text, True),
         "torch": Rule("text", is_text, True),
-        "precision": one_of(*_PRECISIONS, *_PRECISIONS_OF_GPUS, None),
+        "precision": one_of(*get_args(Precision), None),
         "data_fingerprint": _TEXT,
         "seen": Rule("tensors train and val of 64-bit digests, or null", is_seen),
         "data_class": Rule(

@@ -18,6 +18,7 @@ from finetune.settings.schema import (
     Positive,
     PredictSettings,
     Seed,
+    ServedPrecision,
     TestSettings,
     ValidateSettings,
 )
@@ -181,7 +182,7 @@ class ServeSettings(Section, frozen=True):
     token: Annotated[str | None, About(value="WORD")] = None
     device: Annotated[str, About(value="NAME")] = "auto"
     precision: Annotated[
-        Literal["32-true", "64-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed"] | None,
+        ServedPrecision | None,
         About(value="KIND"),
     ] = None
     max_batch: Count = 32

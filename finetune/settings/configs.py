@@ -4,7 +4,6 @@ A config has nested tables, dotted keys, or short words: `epochs: 3` in it is `t
 arguments is `class_path` and `init_args`, as Lightning writes it.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from finetune.settings.fields import ClassSettings, Section, settings_of
+from finetune.settings import yaml_text
+from finetune.settings.fields import ClassSettings, Section, Setting, is_class, settings_of
 from finetune.system.messages import NotFound, WrongUsage, did_you_mean
-
-# YAML 1.1 reads such text as a word, and users as a number: it needs quotes, for example for a folder `1e5`.
-_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as a number."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes `1e5` in quotes if it is text."""
-
-
-for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
 
 def shipped() -> dict[str, Path]:
@@ -82,8 +67,8 @@ def read_table(path: Path) -> Table:
             f"the config {path} is not UTF-8: byte {error.start} is not readable"
         ) from error
     try:
-        texts = yaml.load(text, yaml.BaseLoader)
-        values = yaml.load(text, _Loader)
+        texts = yaml_text.load_texts(text)
+        values = yaml_text.load(text)
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
@@ -97,8 +82,8 @@ def read_table(path: Path) -> Table:
 def table_in(text: str) -> Table | None:
     """Return the table in the value of a flag, such as `{freeze: layer2}`; None if it is none."""
     try:
-        values = yaml.load(text, _Loader)
-        texts = yaml.load(text, yaml.BaseLoader)
+        values = yaml_text.load(text)
+        texts = yaml_text.load_texts(text)
     except (yaml.YAMLError, ValueError):
         return None
     return Table(values, texts) if isinstance(values, dict) else None
@@ -127,7 +112,7 @@ def _plain(settings: Section) -> Iterator[tuple[str, Any]]:
 
 def config_text(settings: Section) -> str:
     """Return settings as the text of a config."""
-    return yaml.dump(to_config(settings), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml_text.dump(to_config(settings))
 
 
 def flattened(
@@ -152,16 +137,20 @@ def flattened(
         )
         setting = settings.get(full)
         is_group = setting is None and any(one.startswith(f"{full}.") for one in settings)
-        is_class = setting is not None and setting.about.arguments is not None
-        if isinstance(value, Mapping) and (is_group or is_class):
+        if isinstance(value, Mapping) and (is_group or is_class(kind, full)):
             yield from flattened(kind, value, text, full)
-        elif is_class or full == "data":
+        elif is_class(kind, full) and not (is_group and value is None):
             yield f"{full}.class_path", value
-        elif value is None:  # in YAML; the word null on a command line may be a name
-            yield full, value
-        elif setting is not None and (
-            setting.about.holds_names or not isinstance(value, list | dict)
-        ):
+        elif is_group and value is None:
+            continue  # a table without settings
+        elif setting is not None and value is not None and _is_read_as_text(setting, value):
             yield full, text
         else:
             yield full, value
+
+
+def _is_read_as_text(setting: Setting, value: Any) -> bool:
+    """Return whether the text of a file counts, not its value as YAML: for names, and for a folder called 2024."""
+    if setting.about.holds_names:
+        return True
+    return not isinstance(value, list | dict) and not setting.accepts(value)

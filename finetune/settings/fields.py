@@ -14,8 +14,10 @@ from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
+import yaml
 from msgspec import NODEFAULT, inspect
 
+from finetune.settings import yaml_text
 from finetune.system.messages import WrongUsage, did_you_mean
 
 # What `--resume` does with a setting that has another value than in the run:
@@ -31,8 +33,7 @@ Resume = Literal["changes", "free", "stays", "fixed", "order", "images", "place"
 _PATHS = frozenset({"CKPT", "FILE", "FOLDER", "TABLE"})  # titles of types that are paths
 _ATTRIBUTE = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
 _LONGEST_CHOICES = 16  # characters of a placeholder
-_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-_WORDS = {"null": None, "~": None, "true": True, "false": False}
+_NULL = ("null", "~")
 
 
 class About(msgspec.Struct, frozen=True):
@@ -164,22 +165,38 @@ class Setting(NamedTuple):
             return []
         return [word for one in types for word in get_args(one)]
 
+    def read(self, text: str) -> Any:
+        """Return the value that the text of a flag means.
+
+        Raises:
+            WrongUsage: It is of another type, or out of range.
+        """
+        value = _read_text(text, self)
+        for candidate in (value, text):
+            with suppress(WrongUsage):
+                return self.converted(candidate)
+        raise WrongUsage(
+            self.why_wrong(value if isinstance(value, int | float) else text), self.name
+        )
+
     def converted(self, value: Any) -> Any:
-        """Return a value of a flag, a config or an argument as its type.
+        """Return a value of a config or of Python as the type of the setting; text is not read as anything else.
 
         Raises:
             WrongUsage: It is of another type, or out of range.
         """
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
-        if isinstance(value, str):
-            value = os.path.expanduser(value) if self.is_path else value
-        read = _read_text(value, self) if isinstance(value, str) else value
-        for candidate in (read, value):
-            with suppress(msgspec.ValidationError, OverflowError):
-                converted = msgspec.convert(candidate, self.type, strict=not self.about.holds_names)
-                if not isinstance(converted, float) or math.isfinite(converted):
-                    return converted
+        if isinstance(value, str) and self.is_path:
+            value = os.path.expanduser(value)
+        if isinstance(value, str) and self.is_list:
+            names = [value] if self.about.holds_names else value.split(",")
+            value = [name.strip() for name in names]
+        # weights of classes are text next to their names
+        with suppress(msgspec.ValidationError, OverflowError):
+            converted = msgspec.convert(value, self.type, strict=not self.about.holds_names)
+            if not isinstance(converted, float) or math.isfinite(converted):
+                return converted
         raise WrongUsage(self.why_wrong(value), self.name)
 
     def accepts(self, value: Any) -> bool:
@@ -192,46 +209,22 @@ class Setting(NamedTuple):
 
     def why_wrong(self, value: Any) -> str:
         """Return what its values are, for a value that is none."""
-        is_word = isinstance(value, str) and not _NUMBER.fullmatch(value)
-        shown = repr(value) if is_word else str(value)
+        shown = repr(value) if isinstance(value, str) else str(value)
         if self.choices and isinstance(value, str):
             return f"cannot be {shown}{did_you_mean(value, self.choices)}"
         return f"takes {expected(self.type)}, not {shown[:200]}"
 
 
 def _read_text(text: str, setting: Setting) -> Any:
-    """Return the value that a text means: null, true or false, a number, or a list or table in YAML; else the text."""
+    """Return the value that the text of a flag means: as in YAML, but names stay text."""
     is_nested = text[:1] in ("[", "{")
-    if setting.about.holds_names:
-        return _read_names(text) if is_nested else [text]
-    if is_nested:
-        return read_yaml(text)
-    if text in _WORDS:
-        return _WORDS[text]
-    if setting.is_list:
-        return [part.strip() for part in text.split(",")]
-    if _NUMBER.fullmatch(text):
-        return int(text) if text.lstrip("+-").isdigit() else float(text)
-    return text
-
-
-def _read_names(text: str) -> Any:
-    import yaml  # here and below: it takes time, and most command lines need none
-
-    try:
-        return yaml.load(text, yaml.BaseLoader)
-    except yaml.YAMLError:
-        return [text]
-
-
-def read_yaml(text: str) -> Any:
-    """Return the value of a YAML text; the text itself if it is none."""
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError):
+    read = yaml_text.load_texts if setting.about.holds_names else yaml_text.load
+    if is_nested or not (setting.is_list or setting.about.holds_names):
+        with suppress(ValueError, yaml.YAMLError):
+            return read(text)
         return text
+    may_be_null = not (setting.about.holds_names and setting.is_list)  # a class may be called null
+    return None if text in _NULL and may_be_null else text
 
 
 def _alternatives(hint: Any) -> list[Any]:
@@ -334,6 +327,14 @@ def find_setting(kind: type[Section], name: str) -> Setting | None:
     ):
         return settings.get(name)
     return Setting(name, Any, None, about=settings[group].about)
+
+
+def is_class(kind: type[Section], name: str) -> bool:
+    """Return whether a setting is a class: that of the data, or one with arguments such as the optimizer."""
+    settings = settings_of(kind)
+    if name == "data":
+        return "data.class_path" in settings
+    return name in settings and settings[name].about.arguments is not None
 
 
 def has_flag(kind: type[Section], name: str) -> bool:

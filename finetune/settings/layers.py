@@ -15,9 +15,9 @@ from finetune.settings.fields import (
     Setting,
     find_setting,
     has_flag,
+    is_class,
     nearest,
     option_name,
-    read_yaml,
     settings_of,
     words_of,
 )
@@ -254,30 +254,31 @@ def make_layer(
         for name, one in flattened(section, {full: pair[0]}, {full: pair[1]}):
             if name in found and empty.kind != "flag":
                 raise WrongUsage(f"{empty.source} sets {name} twice")
-            found[name] = _typed(command, empty, name, one)
+            is_text = inner is None and empty.is_command_line
+            found[name] = _typed(command, empty, name, one, is_text)
     return empty._replace(values=found)
 
 
-def _typed(command: str, layer: Layer, name: str, value: Any) -> Any:
-    """Return the value of a setting as its type.
+def _typed(command: str, layer: Layer, name: str, value: Any, is_text: bool) -> Any:
+    """Return the value of a setting as its type, if it is the text of a flag as YAML has it.
 
     Raises:
         WrongUsage: There is no such setting, or its value is wrong.
     """
     section = COMMANDS[command].settings
     group, _, last = name.rpartition(".")
-    if last == "class_path" and (group == "data" or find_setting(section, group) is not None):
+    if last == "class_path" and is_class(section, group):
         return class_path(group, value)
     setting = find_setting(section, name)
     if setting is None and group == "data":
-        return read_yaml(value) if isinstance(value, str) else value
+        setting = Setting(name, Any, None)  # perhaps of an own class
     if setting is None and any(one.startswith(f"{name}.") for one in settings_of(section)):
         hint = f"; did you mean --backbone {value}?" if name == "model" else ""
         raise WrongUsage(f"takes a table of settings, not {value!r}{hint}", name)
     if setting is None:
         raise unknown(command, layer, name)
     try:
-        return setting.converted(value)
+        return setting.read(value) if is_text else setting.converted(value)
     except WrongUsage as error:
         if layer.kind == "flag":
             raise

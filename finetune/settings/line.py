@@ -5,14 +5,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from finetune.settings.all_commands import COMMANDS
-from finetune.settings.fields import Section, has_flag, settings_of, words_of
+from finetune.settings.fields import Section, has_flag, is_class, settings_of, words_of
 from finetune.settings.layers import Layer, unknown
 from finetune.system.messages import WrongUsage
 
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")  # negative numbers are values
 # Flags of all commands that take no value from the next argument; the values that a switch takes.
 _ALONE = frozenset({"h", "help", "print_config"})
-_TRUTH = ("true", "false", "null", "warn")
+_TRUTH = frozenset(
+    spelled
+    for word in ("true", "false", "yes", "no", "on", "off", "null", "warn")
+    for spelled in (word, word.title(), word.upper())
+)
 _GROUPS = ("data", "model", "trainer")
 
 
@@ -91,7 +95,7 @@ def _may_be(kind: type[Section], name: str) -> bool:
     if "data.root" in settings_of(kind) and (name in _GROUPS or group == "data"):
         return True
     if name.endswith(".class_path"):
-        name = name.removesuffix(".class_path")
+        return is_class(kind, name.removesuffix(".class_path"))
     return has_flag(kind, name)
 
 

@@ -43,16 +43,8 @@ LabelKind = Literal["single", "several"]
 HeadInit = Literal["auto", "xavier", "source", "probe"]
 ResizeMode = Literal["shorter_side", "squash", "whole", "pad"]
 Interpolation = Literal["bilinear", "bicubic"]
-Precision = Literal[
-    "32-true",
-    "64-true",
-    "16-true",
-    "bf16-true",
-    "16-mixed",
-    "bf16-mixed",
-    "transformer-engine",
-    "transformer-engine-float16",
-]
+ServedPrecision = Literal["32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed"]
+Precision = Literal[ServedPrecision, "transformer-engine", "transformer-engine-float16"]
 
 
 def colour_jitter() -> list[dict[str, Any]]:

@@ -218,6 +218,25 @@ def test_short_words_are_those_of_full_options(printed, colours):
         ),
         ([], "data: {init_args: {exclude: null}}", {"data.exclude": None}),
         (
+            ["--keep_last", "False", "--test_after_fit", "no", "--allow_changes"],
+            "report: no\ndata: {crop_and_flip: True, label_separator: '~'}\nname: 007",
+            {
+                **{"keep_last": False, "test_after_fit": False, "allow_changes": True},
+                **{"report": False, "data.crop_and_flip": True, "data.label_separator": "~"},
+                "name": "007",
+            },
+        ),
+        (
+            ["--model.optimizer.maximize", "False", "--model.optimizer.x", "[0.9, 1e-3]"],
+            "model.optimizer: {class_path: SGD, init_args: {y: '1', z: 1e-3}}",
+            {
+                **{"model.optimizer.maximize": False, "model.optimizer.x": [0.9, 0.001]},
+                **{"model.optimizer.y": "1", "model.optimizer.z": 0.001},
+            },
+        ),
+        (["--class_weights", "null"], "class_weights: balanced", {"model.class_weights": None}),
+        ([], "model:\nepochs: 3", {"trainer.max_epochs": 3, "model.backbone": "resnet18"}),
+        (
             ["--epochs", "4"],
             "epochs: 3\nlr: 1e-3",
             {"trainer.max_epochs": 4, "model.optimizer.lr": 0.001},
@@ -271,11 +290,14 @@ def test_a_data_class_of_the_user_has_its_own_options_and_defaults(
 ):
     (tmp_path / "own_data.py").write_text(OWN_DATA)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own.yaml").write_text("data: {class_path: own_data.OwnData}")
+    (tmp_path / "own.yaml").write_text("data: {class_path: own_data.OwnData, country: 'no'}")
     named = ["--config", "own.yaml"] if is_in_config else ["--data", "own_data.OwnData"]
     found = printed(*named, "--data.root", ".", "--data.image_size", 48, "--data.stripes", 7)
     data = {name.removeprefix("data."): value for name, value in found.items() if "data." in name}
-    assert data == {"class_path": "own_data.OwnData", "root": ".", "image_size": 48, "stripes": 7}
+    own = {"root": ".", "image_size": 48, "stripes": 7}
+    if is_in_config:
+        own["country"] = "no"
+    assert data == {"class_path": "own_data.OwnData", **own}
 
 
 def of_adam(arguments: str) -> str:
