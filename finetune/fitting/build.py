@@ -112,6 +112,15 @@ def arguments_in_effect(settings: DataSettings) -> dict[str, Any]:
     return {**asdict(DataSettings()), **defaults, **settings.own}
 
 
+def takes(settings: DataSettings, name: str) -> bool:
+    """Return whether the data module has an argument; a class of the user need not have those of ours."""
+    if settings.own is None:
+        return True
+    parameters = inspect.signature(import_class(settings.class_path, "data.class_path")).parameters
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    return takes_any or name in parameters
+
+
 def open_data(settings: DataSettings) -> ImageDataModule:
     """Return the data module of some settings. It reads no files yet.
 

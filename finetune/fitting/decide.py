@@ -1,6 +1,7 @@
 """Decide a fit: from what the user has set to a plan in which nothing is open, in one place and in one process."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -27,6 +28,7 @@ from finetune.fitting.network_choice import choose_network
 from finetune.fitting.plan import Plan
 from finetune.models.backbones import check_name
 from finetune.models.candidates import is_choice
+from finetune.models.checkpoint_values import class_paths
 from finetune.models.weights import check_weights
 from finetune.runs.changes import changes_between, check_fixed, held_settings
 from finetune.runs.folder import check_name as check_run_name
@@ -35,7 +37,6 @@ from finetune.runs.identity import Identity, check_has_last, find_run, num_folds
 from finetune.runs.local_copies import shown_place
 from finetune.runs.resume import check_resumable, read_start
 from finetune.runs.run_download import fetch_run
-from finetune.runs.run_lock import check_free
 from finetune.runs.run_search import check_is_in, read_about
 from finetune.settings.layers import Layer, Layers, read_config, replaced
 from finetune.settings.schema import IMAGE_FOLDER, FitSettings
@@ -43,6 +44,12 @@ from finetune.system.messages import NotFound, WrongUsage
 from finetune.training.run_length import SOLVED_HEAD, settle_length
 
 _PLACES = ("root", "table", "corrections")
+_CLASSES = ("data", "model.optimizer", "model.scheduler")
+_TRUSTED = (
+    "finetune.",
+    "torch.optim.",
+    "albumentations.",
+)  # the modules of classes that a run may name
 
 
 def decide(layers: Layers, command: str, began: float) -> Plan:
@@ -67,7 +74,7 @@ def decide(layers: Layers, command: str, began: float) -> Plan:
     plan = _with_start(plan)
     seed_everything(plan.settings.seed_everything, workers=True, verbose=False)
     if plan.run is None:
-        plan = _with_network(plan, layers, began)
+        plan = _with_network(plan, layers)
     plan = _with_minutes(plan, layers, began)
     return _with_length(plan, asked)
 
@@ -131,21 +138,16 @@ def _run_to_continue(asked: FitSettings, layers: Layers, root: Path) -> tuple[Pa
         return run, ""
     found = find_run(root, wanted)
     passed = found.passed_in_words()
-    if found.run is None:
+    if found.run is None or found.begun is not None:
         where = shown_place((root / "fit").resolve())
         why = f", since {passed}" if passed else ""
-        _check_has_data(asked, f"no run in {shown_place(root)} to continue{why}")
-        return (
-            None,
-            f"--resume found no run of these data and this network in {where}{why}: a new run begins",
-        )
+        what = f"no run of these data and this network in {where} to continue{why}"
+        if found.begun is not None:
+            what = f"that {found.begun} ended before its first checkpoint"
+        _check_has_data(asked, what)
+        return None, f"--resume found {what}: a new run begins"
     fetch_run(found.run)
     check_has_last(found.run)
-    if num_folds(found.run) is None and not last_checkpoint(found.run).is_file():
-        # This never finds a run of our own rank 0: that makes its folder after all ranks have passed this line.
-        check_free(found.run)
-        _check_has_data(asked, f"no checkpoint in {found.run}")
-        return None, f"{found.run} ended before its first checkpoint: a new run begins"
     return found.run, passed and f"passed over: {passed}"
 
 
@@ -244,6 +246,7 @@ def _settings_of(run: Path, layers: Layers) -> Layer:
         raise NotFound(f"--resume {run}: it has no config.yaml, so it cannot continue") from None
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}; begin a new run without --resume") from error
+    _check_trusted(path, values, layers)
     for name in ("resume", "allow_changes", "ckpt_path", "minutes", "name"):
         values.pop(name, None)
     if has_launcher():  # torchrun or srun decides; the run may have begun with another number
@@ -259,6 +262,26 @@ def _settings_of(run: Path, layers: Layers) -> Layer:
     return Layer(str(path), "run", values)
 
 
+def _check_trusted(config: Path, values: Mapping[str, Any], layers: Layers) -> None:
+    """Check that a run's config.yaml names no class of a module of others: importing it runs its code.
+
+    Raises:
+        ValueError: It does.
+    """
+    named = [(f"{name}.class_path", values.get(f"{name}.class_path")) for name in _CLASSES]
+    named += [
+        ("data.augmentations", path) for path in class_paths(values.get("data.augmentations"))
+    ]
+    for name, class_path in named:
+        is_known = "." not in str(class_path) or str(class_path).startswith(_TRUSTED)
+        if not is_known and not layers.is_explicit(name):
+            option = name.removesuffix(".class_path")
+            raise ValueError(
+                f"{config} names the class {class_path}, and importing it runs its code: if you trust it, pass "
+                f"--{option} with it"
+            )
+
+
 def _with_start(plan: Plan) -> Plan:
     """Read the checkpoint of `--ckpt_path`; that of a run that continues was read with its settings."""
     path = plan.settings.ckpt_path
@@ -269,7 +292,7 @@ def _with_start(plan: Plan) -> Plan:
     return replace(plan, start=start)
 
 
-def _with_network(plan: Plan, layers: Layers, began: float) -> Plan:
+def _with_network(plan: Plan, layers: Layers) -> Plan:
     """Settle the network of a new run, its weights, and what depends on them."""
     if plan.start is None:  # else the weights are those of its checkpoint
         plan = _put(plan, settle_hub_backbone(plan.settings.model, layers))

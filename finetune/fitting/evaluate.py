@@ -21,7 +21,7 @@ from finetune.data.groups import is_pattern
 from finetune.data.seen import exclude_seen
 from finetune.data.transforms import PREPARATION, preparation
 from finetune.distributed.signals import is_rank_zero
-from finetune.fitting.build import arguments_in_effect, build_trainer, local_root, open_data
+from finetune.fitting.build import arguments_in_effect, build_trainer, local_root, open_data, takes
 from finetune.fitting.command_process import closing, stopped_at_once
 from finetune.fitting.plan import start_ranks_with, with_values
 from finetune.inference.exported_network import put_exported
@@ -35,7 +35,7 @@ from finetune.settings.all_commands import COMMANDS
 from finetune.settings.configs import config_text
 from finetune.settings.fields import find_setting
 from finetune.settings.layers import Layer, Layers, replaced
-from finetune.settings.schema import EvaluateSettings, PredictSettings
+from finetune.settings.schema import DataSettings, EvaluateSettings, PredictSettings
 from finetune.system.messages import WrongUsage, shown
 from finetune.training.checkpoint_settings import model_settings, plain
 from finetune.training.classifier import Classifier
@@ -135,14 +135,17 @@ def _with_checkpoint(
     """
     of_model = model_settings(checkpoint)
     of_data = checkpoint["datamodule_hyper_parameters"]
-    accepted = arguments_in_effect(settings.data)
     decided = {f"model.{name}": value for name, value in of_model.items()}
     decided |= {f"data.{name}": of_data[name] for name in PREPARATION if name in of_data}
     decided["data.class_names"] = of_model["class_names"]
-    if "eval_image_size" in accepted:  # not every class has it
-        decided["data.eval_image_size"] = preparation(of_data)["image_size"]
-    if "labels" in accepted:  # a table need not show which kind its labels are
-        decided["data.labels"] = of_model.get("label_kind", "single")
+    decided["data.eval_image_size"] = preparation(of_data)["image_size"]
+    # a table need not show which kind its labels are
+    decided["data.labels"] = of_model.get("label_kind", "single")
+    decided = {
+        name: value
+        for name, value in decided.items()
+        if not name.startswith("data.") or takes(settings.data, name.removeprefix("data."))
+    }
     overruled = []
     for name, value in decided.items():
         layer = layers.layer_of(name)
@@ -184,8 +187,15 @@ def _data_settings(checkpoint: Mapping[str, Any], layers: Layers) -> dict[str, A
     for transform in class_paths(settings):
         _check_is_trusted(transform, [_TRANSFORMS, *modules])
     explicit = [name for name in ("root", "table") if layers.is_explicit(f"data.{name}")]
-    arguments = {"class_path": class_path, **at_place(settings, explicit)}
-    return {f"data.{name}": value for name, value in arguments.items()}
+    arguments = at_place(settings, explicit)
+    if (
+        _module(class_path) != _OURS
+    ):  # the class of the user may take fewer than ours, of which it is one
+        of_user = DataSettings(class_path=class_path, own={})
+        arguments = {name: value for name, value in arguments.items() if takes(of_user, name)}
+    return {
+        f"data.{name}": value for name, value in {"class_path": class_path, **arguments}.items()
+    }
 
 
 def _check_images(

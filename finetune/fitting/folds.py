@@ -14,6 +14,7 @@ from typing import Any
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.distributed.child_command import start_command, wait_for
 from finetune.fitting.build import data_arguments, open_data
+from finetune.fitting.evaluate import evaluate
 from finetune.fitting.fold_results import answers_of, merged_about, merged_result, write_predictions
 from finetune.fitting.plan import Plan, plan_file
 from finetune.fitting.report_page import page_of
@@ -30,8 +31,9 @@ from finetune.runs.run_lock import (
     release_run,
     wait_for_children,
 )
-from finetune.runs.run_search import now, read_about, runs_of, write_about
+from finetune.runs.run_search import now, read_about, write_about
 from finetune.runs.statistics import percent
+from finetune.settings.layers import Layer, Layers
 from finetune.system.files import replace_text
 from finetune.system.messages import only_errors
 
@@ -166,24 +168,34 @@ def _conclude(folder: Path, plan: Plan) -> None:
 
 
 def _test_together(folder: Path, plan: Plan) -> dict[str, Any]:
-    """Return the result on the test folder of the networks of all folds together.
+    """Return the result on the test folder of the networks of all folds together, on one device.
 
     Args:
         folder: The folder of the cross-validation.
-        plan: Its plan, which names the data: a checkpoint may not choose an address or a regular expression.
+        plan: Its plan, which names the data: a checkpoint may not choose an address, a pattern or a class of the user.
     """
-    arguments = data_arguments(plan.settings.data)
-    words = ["test", str(folder / "checkpoints" / "best.ckpt"), f"--out={folder}"]
-    names = ("root", "table", "group_by")
-    words += [f"--data.{name}={arguments[name]}" for name in names if arguments.get(name)]
+    data = plan.settings.data
+    trainer = plan.settings.trainer
+    arguments = data_arguments(data)
+    names = ("root", "table", "group_by", "batch_size", "num_workers")
+    values = {f"data.{name}": arguments[name] for name in names if arguments.get(name) is not None}
+    if data.own is not None:
+        values["data.class_path"] = data.class_path
+    devices = str(trainer.devices).strip("[]").split(",")
+    values |= {
+        "ckpt_path": str(folder / "checkpoints" / "best.ckpt"),
+        "trainer.default_root_dir": str(folder),
+        "trainer.accelerator": trainer.accelerator,
+        "trainer.precision": trainer.precision,
+        "trainer.devices": 1 if len(devices) == 1 else [int(devices[0])],
+    }
     log.info("testing the networks of all folds together on the test folder")
-    if code := _run(folder, words):
-        sys.exit(code)
-    newest = runs_of(folder, "test")[-1]
-    result = read_run(newest).result
+    run = evaluate(Layers("test", (Layer("finetune fit --folds", "flag", values),)))
+    assert run.path is not None, "a test has a folder"
+    result = read_run(run.path).result
     kept = ("confusion_matrix", "label_counts", "test/mAP", INTERVAL, "test/exact_match")
     return {
-        "run": f"test/{newest.name}",
+        "run": f"test/{run.path.name}",
         **{name: result[name] for name in kept if name in result},
     }
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.fitting.build import arguments_in_effect, build_model, open_data
+from finetune.fitting.build import arguments_in_effect, build_model, open_data, takes
 from finetune.fitting.plan import Plan
 from finetune.models.size_check import check_first_pass
 from finetune.models.timm_backbones import is_timm
@@ -69,9 +69,11 @@ def settle_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
         "trainer.max_epochs": length.training.epochs,
         "trainer.limit_train_batches": length.training.batches,
         "trainer.precision": deadline.precision,
-        "data.image_size": size,
     }
-    has_cache = length.cache_limit_gb > 0 or settings.data.cache_limit_gb == 0
+    if takes(settings.data, "image_size"):
+        values["data.image_size"] = size
+    limit = arguments_in_effect(settings.data)["cache_limit_gb"]
+    has_cache = length.cache_limit_gb > 0 or not limit or not takes(settings.data, "cache_limit_gb")
     if not has_cache:
         values["data.cache_limit_gb"] = 0.0
     return plan.put(values, _note(length, size, has_cache, settings, began))
@@ -98,7 +100,8 @@ def _may_shrink(settings: FitSettings, layers: Layers, size: int) -> bool:
     """Return whether the image size may be reduced: it is not set, and timm does not define it."""
     layer = layers.layer_of("data.image_size")
     is_set = layer is not None and layer.kind == "flag"
-    return not is_set and size == _SIZES[0] and not is_timm(settings.model.backbone)
+    is_free = takes(settings.data, "image_size") and not is_set
+    return is_free and size == _SIZES[0] and not is_timm(settings.model.backbone)
 
 
 def _smaller_sizes(model: Classifier, backbone: str) -> list[int]:

@@ -5,7 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from finetune.runs.local_copies import shown_place
+import msgspec
+
+from finetune.runs.local_copies import address_of, shown_place
+from finetune.runs.run_lock import check_free
 from finetune.runs.run_search import has_ended, read_about, runs_of
 from finetune.system.messages import WrongUsage
 
@@ -48,8 +51,8 @@ def read_identity(run: Path) -> Identity | None:
     """Return the identity of a run; None if it has recorded none."""
     content = read_about(run).get(KEY)
     try:
-        return Identity(**content) if isinstance(content, dict) else None
-    except TypeError:
+        return msgspec.convert(content, Identity)
+    except msgspec.ValidationError:
         return None
 
 
@@ -65,14 +68,16 @@ def fold_runs(folder: Path) -> list[Path]:
 
 
 class Found(NamedTuple):
-    """The newest run of the data and the network of a command.
+    """The run of the data and the network of a command that `--resume` continues.
 
     Attributes:
         run: Its folder; None if there is none.
+        begun: A newer run of the same that ended before its first checkpoint; None for none.
         passed: Newer runs of other data or another network, and how they differ.
     """
 
     run: Path | None
+    begun: Path | None
     passed: Mapping[Path, str]
 
     def passed_in_words(self) -> str:
@@ -81,37 +86,53 @@ class Found(NamedTuple):
             return ""
         run, difference = next(iter(self.passed.items()))
         more = f", and {len(self.passed) - 1} older of others, too" if len(self.passed) > 1 else ""
-        return f"{run} is {difference}{more}"
+        return f"{run} is {difference}{more} (--resume RUN continues it)"
 
 
 def find_run(root: Path, wanted: Identity) -> Found:
-    """Return the newest run of `fit` in a folder of runs that has the wanted identity.
+    """Return the run of `fit` in a folder of runs that goes on: the newest one that has the wanted identity.
 
-    A cross-validation is found if it has the wanted number of folds; if none is wanted, if it has not ended.
+    Runs that have ended come after all others. A cross-validation is found if it has the wanted number of folds, or has
+    not ended if none is wanted.
 
     Args:
         root: The folder of runs.
         wanted: The data and the network.
 
     Raises:
+        ValueError: Another process has begun a run of this identity.
         StorageError: The runs are in object storage, which cannot be reached.
     """
-    from finetune.runs.run_download import (
-        fetch_beginnings,
-    )  # with numpy, which most commands need not
+    # with numpy, which most commands do not need
+    from finetune.runs.run_download import fetch_beginnings, has_remote_last
 
     fetch_beginnings(root)
     passed: dict[Path, str] = {}
+    ended: Found | None = None
+    begun: Path | None = None
     for run in reversed(runs_of(root)):
         identity = read_identity(run)
-        if identity is None or (wanted.folds is not None and identity.folds != wanted.folds):
+        has_last = (run / "checkpoints" / "last.ckpt").is_file() or (
+            address_of(run) is not None and has_remote_last(run)
+        )
+        if identity is None:
+            if has_last:
+                passed[run] = "without a readable about.json"
             continue
-        if wanted.folds is None and identity.folds is not None and has_ended(run):
+        if wanted.folds is not None and identity.folds != wanted.folds:
             continue
-        if not (difference := identity.difference(wanted)):
-            return Found(run, passed)
-        passed[run] = difference
-    return Found(None, passed)
+        if difference := identity.difference(wanted):
+            passed[run] = difference
+        elif has_ended(run):
+            if wanted.folds is not None or identity.folds is None:
+                ended = ended or Found(run, begun, dict(passed))
+        elif has_last or identity.folds is not None:
+            return Found(run, None, passed)
+        else:
+            # This never finds a run of our own rank 0: that makes its folder after all ranks have passed this line.
+            check_free(run)
+            begun = begun or run
+    return ended or Found(None, begun, passed)
 
 
 def check_has_last(run: Path) -> None:

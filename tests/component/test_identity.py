@@ -32,7 +32,7 @@ def write_run(folder: Path, identity: Identity = PHOTOS, **about: object) -> Pat
 
 
 def test_it_is_the_newest_of_the_same_data_and_network(tmp_path):
-    assert find_run(tmp_path, ANY) == Found(None, {})
+    assert find_run(tmp_path, ANY) == Found(None, None, {})
     Run(tmp_path, "fit").choose()  # it has not begun
     first = write_run(tmp_path / "fit/version_2")
     for i, other in ((9, {"chosen": "resnet50", "network": "auto"}), (10, {"place": "/trash"})):
@@ -41,7 +41,8 @@ def test_it_is_the_newest_of_the_same_data_and_network(tmp_path):
     found = find_run(tmp_path, Identity(place="/photos", network="resnet18"))
     assert found.run == first
     assert found.passed_in_words() == (
-        f"{tmp_path}/fit/version_10 is of other data (/trash, not /photos), and 1 older of others, too"
+        f"{tmp_path}/fit/version_10 is of other data (/trash, not /photos), and 1 older of others, too "
+        "(--resume RUN continues it)"
     )
     # a network that was chosen is found by its name, and as it was asked for
     for network in ("auto", "resnet50"):
@@ -61,11 +62,28 @@ def test_folds_are_found_by_their_number_or_until_they_have_ended(tmp_path):
     assert find_run(tmp_path, Identity(folds=2)).run == folds
 
 
-@pytest.mark.parametrize("text", ["[", "{}", '{"identity": {"colour": 1}}', '{"identity": 3}'])
-def test_a_run_without_a_readable_identity_is_none_of_any_data(tmp_path, text):
+def test_what_has_not_ended_goes_on_before_what_has(tmp_path):
+    unfinished, finished, killed = (tmp_path / f"fit/version_{i}" for i in range(3))
+    write_run(finished, ended="now")
+    assert find_run(tmp_path, ANY) == Found(finished, None, {})
+    (write_run(killed) / "checkpoints/last.ckpt").unlink()
+    assert find_run(tmp_path, ANY) == Found(finished, killed, {})
+    write_run(unfinished)
+    assert find_run(tmp_path, ANY) == Found(unfinished, None, {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[", "{}", '{"identity": {"folds": "x"}}', '{"identity": 3}', '{"identity": {"place": []}}'],
+)
+def test_a_run_without_a_readable_identity_is_none_of_any_data_and_is_named(tmp_path, text):
     run = write_run(tmp_path / "fit/version_0")
     (run / "about.json").write_text(text)
-    assert read_identity(run) is None and find_run(tmp_path, ANY).run is None
+    found = find_run(tmp_path, ANY)
+    assert read_identity(run) is None and found.run is None
+    assert found.passed_in_words().startswith(
+        f"{run} is without a readable about.json (--resume RUN"
+    )
 
 
 @pytest.mark.parametrize(
