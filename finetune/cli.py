@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from finetune import __version__
@@ -95,6 +96,10 @@ def main(args: Sequence[str] | None = None) -> None:
         if message is None:
             message = bug_line(error)
         elif code <= 128:
+            if _is_decided(arguments):
+                from finetune.fitting.plan import answer
+
+                answer(Path(arguments[2]), "error", message)
             message = f"finetune: error: {shown(message)}"
         _print_error(message, code)
     finally:
@@ -102,6 +107,11 @@ def main(args: Sequence[str] | None = None) -> None:
             _exit_without_peers(code)
         _destroy_process_group()
     sys.exit(code)
+
+
+def _is_decided(arguments: Sequence[str]) -> bool:
+    """Return whether another process has started a fit by the file of its plan."""
+    return len(arguments) == 3 and list(arguments[:2]) == ["fit", "--decided"]
 
 
 def _exit_at_signals() -> dict[int, Any]:
@@ -156,7 +166,8 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
         print(_help())
     elif command in ("-V", "--version", "version"):
         print(f"finetune {__version__}")
-    elif command == "fit" and arguments[1:2] == ["--decided"]:
+    elif _is_decided(arguments):
+        openmp.sleep_soon()
         _import("finetune.fitting.command:run_decided")(arguments[2])
     elif any(command in commands for commands in SECTIONS.values()):
         num_words = 2 if list(arguments[:2]) == ["runs", "rm"] else 1

@@ -31,7 +31,6 @@ from finetune.system.messages import WrongUsage
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 # Loggers whose level a command sets. Their library may not have created them yet.
 _LOGGERS = ("finetune", "pytorch_lightning", "lightning.pytorch", "lightning_fabric", "matplotlib")
-_ERROR = "finetune: error: "
 
 
 @contextmanager
@@ -194,21 +193,18 @@ def run_plan(plan: Plan) -> Path:
         Interrupted: Another signal came.
     """
     with plan_file(plan) as file:
-        code, errors = _run(["fit", "--decided", str(file)])
-        run = read_answer(file)
-    if code:
-        reason = next((line for line in reversed(errors) if line.startswith(_ERROR)), None)
-        if reason is None:
-            raise RuntimeError(f"the fit ended with code {code}: see its output above")
-        kind = WrongUsage if code == WrongUsage.exit_code else ValueError
-        raise kind(reason.removeprefix(_ERROR))
-    if run is None:
-        raise RuntimeError("the fit has not reported the folder of its run")
-    return run
+        code = _run(["fit", "--decided", str(file)])
+        run = read_answer(file, "run")
+        error = read_answer(file, "error")
+    if error is not None:
+        raise (WrongUsage if code == WrongUsage.exit_code else ValueError)(error)
+    if code or run is None:
+        raise RuntimeError(f"the fit ended with code {code}: see its output above")
+    return Path(run)
 
 
-def _run(arguments: list[str]) -> tuple[int, list[str]]:
-    """Run `finetune` with these arguments, forward its output, and return its exit code and its lines on stderr."""
+def _run(arguments: list[str]) -> int:
+    """Run `finetune` with these arguments, forward its output, and return its exit code."""
     process = start_command(
         arguments,
         stdout=subprocess.PIPE,
@@ -217,30 +213,24 @@ def _run(arguments: list[str]) -> tuple[int, list[str]]:
         errors="surrogateescape",
     )
     assert process.stdout is not None and process.stderr is not None
-    errors: list[str] = []
     readers = [
         threading.Thread(target=_forward, args=each, daemon=True)
-        for each in (
-            (process.stdout, sys.stdout, []),
-            (process.stderr, sys.stderr, errors),
-        )
+        for each in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
     ]
     for reader in readers:
         reader.start()
     try:
-        wait_for(process)
+        return wait_for(process)
     finally:
         for reader in readers:
             reader.join()
         process.stdout.close()
         process.stderr.close()
-    return process.returncode, errors
 
 
-def _forward(source: IO[str], target: IO[str] | None, lines: list[str]) -> None:
-    """Forward lines as they come, and append them to `lines`."""
+def _forward(source: IO[str], target: IO[str] | None) -> None:
+    """Forward lines as they come."""
     for line in source:
-        lines.append(line.rstrip("\n"))
         if target is None:
             continue
         encoding = getattr(target, "encoding", None) or "utf-8"

@@ -30,7 +30,7 @@ def run_decided(file: str) -> None:
     with stopped_at_once():
         run = carry_out(read_plan(Path(file)))
     if is_rank_zero():
-        answer(Path(file), run)
+        answer(Path(file), "run", str(run.absolute()))
 
 
 def carry_out(plan: Plan) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.runs.changes import Changes
@@ -111,16 +111,16 @@ def plan_file(plan: Plan) -> Iterator[Path]:
         yield file
 
 
-def answer(file: Path, run: Path) -> None:
-    """Tell the process that has written the file of a plan which run came of it."""
+def answer(file: Path, what: Literal["run", "error"], text: str) -> None:
+    """Tell the process that has written the file of a plan which run came of it, or which error."""
     with suppress(FileNotFoundError):  # it has ended
-        file.with_suffix(".run").write_text(str(run.absolute()), "utf-8", "surrogateescape")
+        file.with_suffix(f".{what}").write_text(text, "utf-8", "surrogateescape")
 
 
-def read_answer(file: Path) -> Path | None:
-    """Return the run that came of the file of a plan; None if there is none."""
+def read_answer(file: Path, what: Literal["run", "error"]) -> str | None:
+    """Return the run that came of the file of a plan, or the error; None if there is none."""
     try:
-        return Path(file.with_suffix(".run").read_text("utf-8", "surrogateescape"))
+        return file.with_suffix(f".{what}").read_text("utf-8", "surrogateescape")
     except FileNotFoundError:
         return None
 

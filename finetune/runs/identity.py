@@ -115,6 +115,7 @@ def find_run(root: Path, wanted: Identity) -> Found:
         has_last = (run / "checkpoints" / "last.ckpt").is_file() or (
             address_of(run) is not None and has_remote_last(run)
         )
+        has_best = (run / "checkpoints" / "best.ckpt").is_file()  # alone, if last.ckpt was deleted
         if identity is None:
             if has_last:
                 passed[run] = "without a readable about.json"
@@ -123,7 +124,7 @@ def find_run(root: Path, wanted: Identity) -> Found:
             continue
         if difference := identity.difference(wanted):
             passed[run] = difference
-        elif has_ended(run):
+        elif has_ended(run) and (has_last or has_best or identity.folds is not None):
             if wanted.folds is not None or identity.folds is None:
                 ended = ended or Found(run, begun, dict(passed))
         elif has_last or identity.folds is not None:

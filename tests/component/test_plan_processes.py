@@ -27,8 +27,8 @@ ANSWER = """
 import os, signal, sys, time
 from pathlib import Path
 
-def answer(run):
-    Path(sys.argv[3]).with_suffix(".run").write_text(run)
+def answer(text, what="run"):
+    Path(sys.argv[3]).with_suffix(f".{what}").write_text(text)
 """
 
 
@@ -104,7 +104,7 @@ def test_output_is_handed_on_and_an_error_raised(command, capsys):
     assert run_plan(PLAN) == Path("a b")
     assert capsys.readouterr() == ("é\n", "note\n")
     for code, kind in ((1, ValueError), (2, WrongUsage)):
-        command(f"print('finetune: error: so', file=sys.stderr); sys.exit({code})")
+        command(f"answer('so', 'error'); sys.exit({code})")
         with pytest.raises(kind, match="^so$") as reported:
             run_plan(PLAN)
         assert type(reported.value) is kind
