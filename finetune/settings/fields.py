@@ -221,7 +221,11 @@ def _read_text(text: str, setting: Setting) -> Any:
     read = yaml_text.load_texts if setting.about.holds_names else yaml_text.load
     if is_nested or not (setting.is_list or setting.about.holds_names):
         with suppress(ValueError, yaml.YAMLError):
-            return read(text)
+            value = read(text)
+            is_kept = (
+                isinstance(value, str) and setting.type is not Any
+            )  # with its spaces and quotes
+            return text if is_kept or text == "" else value
         return text
     may_be_null = not (setting.about.holds_names and setting.is_list)  # a class may be called null
     return None if text in _NULL and may_be_null else text
