@@ -195,12 +195,11 @@ def _run_command(command: str, arguments: Sequence[str], began: float) -> None:
         )
     from finetune.commands.command_line import line_layers
     from finetune.settings.all_commands import COMMANDS
-    from finetune.settings.configs import config_text
 
     layers = line_layers(line)
     settings = layers.parse(layers.kind)
     if line.asks == "config":
-        print(config_text(settings), end="")
+        print(layers.printed(), end="")
         return
     if command in ("fit", "benchmark"):
         openmp.sleep_soon()

@@ -3,6 +3,7 @@
 import json
 import warnings
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
@@ -14,6 +15,7 @@ from finetune.data.samplers import evaluated_targets
 from finetune.distributed.launch import check_num_processes, has_launcher, is_launched
 from finetune.fitting.build import optimizer_maker, scheduler_maker
 from finetune.runs.resume import Start
+from finetune.settings.fields import settings_of
 from finetune.settings.layers import Layers
 from finetune.settings.schema import MAX_MEMBERS, FitSettings, ModelSettings
 from finetune.system.messages import WrongUsage, as_wrong_usage, reason
@@ -97,6 +99,11 @@ def _check_optimizer(model: ModelSettings) -> None:
         raise WrongUsage(reason(error), "model.scheduler") from error
 
 
+def default_of(name: str) -> Any:
+    """Return the default of a setting, which a config may name."""
+    return settings_of(FitSettings)[name].default
+
+
 def check_folds(settings: FitSettings, layers: Layers) -> None:
     """Refuse what a cross-validation cannot have.
 
@@ -104,7 +111,7 @@ def check_folds(settings: FitSettings, layers: Layers) -> None:
         WrongUsage: A setting does not go with folds, or a launcher has started this process.
     """
     for name, why in _NOT_WITH_FOLDS.items():
-        if layers.is_explicit(name) and layers.value(name) is not None:
+        if layers.is_explicit(name) and layers.value(name) != default_of(name):
             raise WrongUsage(f"does not go with --folds: {why}", name)
     assert settings.folds is not None, "only of a cross-validation"
     if settings.model.members * settings.folds > MAX_MEMBERS:
@@ -213,7 +220,8 @@ def check_minutes(settings: FitSettings, layers: Layers) -> None:
         layer = layers.layer_of(name)
         # epochs of a config are overruled, its steps are not; the run that continues has its own limit
         kinds = ("flag", "config") if name == "trainer.max_steps" else ("flag",)
-        if layer is not None and layer.kind in kinds:
+        is_given = layer is not None and layer.values[name] != default_of(name)
+        if layer is not None and is_given and layer.kind in kinds:
             raise WrongUsage("and --minutes both set the length of training: remove one", name)
     if settings.trainer.num_nodes != 1 or is_launched():
         raise WrongUsage(

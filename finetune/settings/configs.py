@@ -4,7 +4,7 @@ A config has nested tables, dotted keys, or short words: `epochs: 3` in it is `t
 arguments is `class_path` and `init_args`, as Lightning writes it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +110,13 @@ def _plain(settings: Section) -> Iterator[tuple[str, Any]]:
         yield field.name, value
 
 
-def config_text(settings: Section) -> str:
-    """Return settings as the text of a config."""
-    return yaml_text.dump(to_config(settings))
+def config_text(settings: Section, omitted: Collection[str] = ()) -> str:
+    """Return settings as the text of a config, without some by their full names."""
+    table = to_config(settings)
+    for name in omitted:
+        group, _, last = name.rpartition(".")
+        table[group].pop(last)
+    return yaml_text.dump(table)
 
 
 def flattened(

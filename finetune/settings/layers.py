@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from finetune.settings.all_commands import COMMANDS
-from finetune.settings.configs import find, flattened, read_table, table_in
+from finetune.settings.configs import config_text, find, flattened, read_table, table_in
 from finetune.settings.fields import (
     ClassSettings,
     Section,
@@ -162,6 +162,16 @@ class Layers:
             if setting.about.arguments is not None
         }
         return _filled(kind, {**values, **data, **classes}, "")
+
+    def printed(self) -> str:
+        """Return the settings as a config of the same fit: without defaults that other settings may change."""
+        settings = self.parse(self.kind)
+        if not hasattr(settings, "model"):
+            return config_text(settings)
+        optimizer = self.explicit_class("model.optimizer").chosen
+        is_set = self.layer_of("model.head_stages") is not None
+        settings = replaced(settings, {"model.optimizer": optimizer})
+        return config_text(settings, () if is_set else ("model.head_stages",))
 
     def _class(self, name: str) -> ClassSettings | None:
         """Return a class with its arguments: those of the default, if it is the default class, below the explicit."""

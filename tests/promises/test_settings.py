@@ -89,6 +89,17 @@ def printed(cli: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> Cal
     return understood
 
 
+@pytest.mark.parametrize("words", [(), ("--freeze", "backbone"), ("--optimizer", "SGD")])
+def test_a_printed_config_is_the_same_fit(cli, capsys, begin, tmp_path, words):
+    """A default that depends on other settings is not among what it sets."""
+    cli("fit", *SIZE, *ONE_STEP, *words, "--print_config")
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    by_config = begin("--config", tmp_path / "printed.yaml", step=[])
+    expected = begin(*SIZE, *words)
+    differing = {name for name in expected if by_config[name] != expected[name]}
+    assert differing == {"trainer.default_root_dir"}
+
+
 class Spelled:
     """Some settings, each in a spelling of its own: as flags, and in two configs."""
 
