@@ -307,7 +307,7 @@ def test_small_classes_leave_out_different_folds(num_classes, size):
     assert np.abs(sizes - share).max() < 4 * np.sqrt(share * (1 - size / 5))
 
 
-def tested_by_fold(root: Path, num_folds: int) -> dict[str, int]:
+def fold_of_each_image(root: Path, num_folds: int) -> dict[str, int]:
     """Return the fold that tests each image."""
     found: dict[str, int] = {}
     for fold in range(1, num_folds + 1):
@@ -326,10 +326,10 @@ def test_a_new_class_moves_no_image_of_a_small_class_to_another_fold(tmp_path):
 
     for number in range(9):
         add(f"class {number}")
-    before = tested_by_fold(tmp_path, 5)
+    before = fold_of_each_image(tmp_path, 5)
     assert len(before) == 27
     add("a class before all others")
-    after = tested_by_fold(tmp_path, 5)
+    after = fold_of_each_image(tmp_path, 5)
     assert {path: after[path] for path in before} == before
 
 
