@@ -12,7 +12,7 @@ import numpy as np
 from finetune.data.faults import Fault, refuse_faults
 from finetune.data.image_files import kind_of, open_file
 from finetune.data.local_folders import local_folder
-from finetune.data.mirror import local_paths, mirror_of, original
+from finetune.data.mirror import local_paths, mirror_of
 from finetune.data.samples import PathList, Samples
 from finetune.data.tables.table_file import check_supported, is_table
 from finetune.data.tables.table_rows import listed_paths
@@ -59,9 +59,9 @@ def files_to_predict(
 
 
 def _expand(
-    pattern: str, skip: bool, is_logged: bool, columns: Mapping[str, Sequence[str]]
+    place: str, skip: bool, is_logged: bool, columns: Mapping[str, Sequence[str]]
 ) -> PathList:
-    pattern = local_folder(pattern)
+    pattern = local_folder(place)
     kind = kind_of(pattern)
     if kind == "folder":
         skipped = Skipped()
@@ -71,21 +71,19 @@ def _expand(
             [*map(Fault.line, skipped.faults), *skipped.notes(pattern)] if is_logged else []
         ):
             log.warning("%s", note)
-        missing = f"the folder {pattern!r} has no images; {skipped.supported()}"
+        missing = f"the folder {place!r} has no images; {skipped.supported()}"
     elif kind == "file" and pattern.lower().endswith(".txt"):
         with io.TextIOWrapper(
             open_file(pattern), encoding="utf-8-sig", errors="surrogateescape"
         ) as lines:
             listed = [line.rstrip("\r\n") for line in lines if line.strip()]
         paths = PathList(local_paths(listed))
-        missing = f"the list {pattern!r} has no images"
+        missing = f"the list {place!r} has no images"
     elif kind == "file" and is_table(pattern):
         if mirror_of(pattern) is not None:
-            raise ValueError(
-                f"the table {original(pattern)!r} is not a local file: copy it to a local folder"
-            )
+            raise ValueError(f"the table {place!r} is not a local file: copy it to a local folder")
         paths = PathList(listed_paths(Path(pattern), columns))
-        missing = f"the table {pattern!r} has no images"
+        missing = f"the table {place!r} has no images"
     elif kind == "file":
         check_supported(pattern)
         paths = PathList([pattern])
@@ -94,7 +92,7 @@ def _expand(
         paths = PathList(
             path for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)
         )
-        missing = f"there is no image, folder, list or glob {pattern!r}"
+        missing = f"there is no image, folder, list or glob {place!r}"
     if not len(paths):
         raise FileNotFoundError(missing)
     return paths

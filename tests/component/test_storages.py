@@ -26,7 +26,7 @@ from finetune.data.checking.check_page import write_lists
 from finetune.data.checking.findings import Finding, Row, as_plain
 from finetune.data.checking.first_look import first_look
 from finetune.data.datasets.folders import class_folders
-from finetune.data.datasets.scan import scan
+from finetune.data.datasets.scan import ScanOptions, scan
 from finetune.data.decode import stored_size
 from finetune.data.file_facts import UNKNOWN, look_at
 from finetune.data.image_files import (
@@ -305,6 +305,33 @@ def test_all_images_of_class_folders_in_s3_are_evaluated_without_a_second_list(s
     data.use_all_images("test")
     assert len(data.splits["test"]) == len(scan(f"{server.address}/set").splits["train"])
     assert server.requests == {"LIST": 2}  # of the data module, and of this test
+
+
+@pytest.mark.parametrize("has_e_tags", [True, False])
+def test_images_without_etags_are_compared_by_content(server, colours, tmp_path, has_e_tags):
+    """All objects have one time."""
+    server.has_e_tags = has_e_tags
+    copies = [str(tmp_path / name) for name in ("1.png", "2.png")]
+    for copy in copies:
+        shutil.copy(colours / "train/red/01.png", copy)
+    names = ["train/red/00.png", "train/blue/00.png"]
+    rows = [
+        f"{path},{label},{split}"
+        for pair, label in ((names, "red"), (copies, "violet"))
+        for path, split in zip(pair, ("train", "val"), strict=True)
+    ]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *rows]))
+    data = scan(str(tmp_path / "table.csv"), ScanOptions(root=f"{server.address}/set"))
+    leaks = [finding.rows for finding in first_look(data) if finding.kind == "leak_exact"]
+    found = [sorted(data.paths[i] for i in row.images) for rows in leaks for row in rows]
+    assert found == [copies] and len(data.paths) == 4
+
+
+@pytest.mark.parametrize("name", ["none", "none/list.txt"])
+def test_a_place_in_s3_without_images_is_named(server, name):
+    server.put("none/list.txt", b"\n")
+    with pytest.raises(FileNotFoundError, match=f"{server.address}/{name}'"):
+        files_to_predict(f"{server.address}/{name}")
 
 
 def test_a_list_of_a_finding_has_the_addresses_of_images_in_s3(server, tmp_path):

@@ -49,7 +49,7 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
         fault = "does not exist" if kind in (None, "link") else "is a file, not a folder"
         tables = " ".join(SUFFIXES)
         raise FileNotFoundError(
-            f"{original(root)!r} {fault}: pass a folder of images, or a table of them ({tables})"
+            f"{place!r} {fault}: pass a folder of images, or a table of them ({tables})"
         )
     split_dirs = _split_folders(root, options.exclude) or {"all": root}
     folders = [
