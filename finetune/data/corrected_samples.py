@@ -37,7 +37,7 @@ def correct(
         with_test: Whether to correct test images, too.
 
     Raises:
-        ValueError: An image is corrected to an unknown class.
+        ValueError: An image is corrected to an unknown class, or all images are excluded.
     """
     splits = dict(data.splits)
     changes: dict[str, dict[str, Any]] = {}
@@ -53,6 +53,8 @@ def correct(
         splits[split] = corrected
         if not len(corrected):
             del splits[split]
+    if not splits:
+        raise ValueError(f"{file}: no image is left, because all are excluded")
     unknown = len(decisions) - num_known
     applied = Changes(file, changes, unknown, in_test, data.label_kind == "several")
     return replace(data, splits=splits, corrections=applied)

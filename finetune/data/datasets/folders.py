@@ -1,7 +1,7 @@
 """The images of a folder: train/CLASS/*, and optionally val and test with the same layout, or class folders only."""
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os.path import basename
 
@@ -61,7 +61,7 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
     if not folders:
         raise ValueError(_no_classes(split_dirs.get("train", root)))
     skipped = Skipped()
-    for folder in split_dirs.values():
+    for folder in dict.fromkeys([root, *split_dirs.values()]):
         skipped.look_beside(folder)
     paths, set_of = _images(folders, skipped)
     stats = file_stats(paths)
@@ -86,6 +86,9 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
     split_of = np.array([SPLITS.index(each.split) for each in folders], np.int8)[set_of]
     with_images = {SPLITS[k] for k in np.unique(split_of).tolist()}
     empty = [folder for split, folder in split_dirs.items() if split not in with_images]
+    notes = [f"{original(folder)} has no images" for folder in empty]
+    if "all" not in split_dirs:
+        notes += _unused(root, split_dirs.values(), options.exclude)
     return Listing(
         place=place,
         folder=root,
@@ -98,7 +101,7 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
         needed=sorted({label for each in trained for label in options.changed([each.name])}),
         has_splits="all" not in split_dirs,
         faults=(*skipped.faults, *faults),
-        notes=(*skipped.notes(root), *(f"{original(folder)} has no images" for folder in empty)),
+        notes=(*skipped.notes(root), *notes),
         hint=_only_folder([each.path for each in trained]),
         supported=f"; {skipped.supported()}",
     )
@@ -109,6 +112,16 @@ def _images(folders: Sequence[_ClassFolder], skipped: Skipped) -> tuple[PathList
     lists = [PathList(find_images(each.path, skipped)) for each in folders]
     index = np.arange(len(folders), dtype=np.int32)
     return PathList.joined(lists), np.repeat(index, [*map(len, lists)])
+
+
+def _unused(root: str, used: Collection[str], exclude: Collection[str]) -> Iterator[str]:
+    """Yield a note for each folder of images next to the folders of the splits, such as a misspelt split."""
+    for folder in class_folders(root, exclude):
+        if folder not in used and any(find_images(folder, Skipped())):
+            yield (
+                f"{original(folder)} has images that are not used: "
+                "the folders of the splits are called train, val and test"
+            )
 
 
 def _no_classes(folder: str) -> str:

@@ -205,7 +205,7 @@ def _csv_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list
 def _read_jsonl(path: Path, text: str) -> TableFile:
     records: list[dict[str, Any]] = []
     lines: list[int] = []
-    for line, row in enumerate(io.StringIO(text), 1):
+    for line, row in enumerate(io.StringIO(text, newline=None), 1):
         if not row.strip():
             continue
         try:
@@ -259,7 +259,7 @@ def _read_parquet(path: Path) -> TableFile:
                         f"{path} has texts of more than {_MAX_BYTES:,} bytes: write shorter ones"
                     )
                 for name, values in columns.items():
-                    values += batch.column(name).to_pylist()
+                    values += _values(batch.column(name))
     except (pyarrow.ArrowException, KeyError, OSError) as error:
         raise ValueError(f"{path}: not a valid .parquet file ({reason(error)})") from error
     return TableFile(path, columns, list(range(1, metadata.num_rows + 1)))
@@ -273,6 +273,15 @@ def _is_needed(kind: Any) -> bool:
         kind = kind.value_type
     skipped = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_nested)
     return not any(is_kind(kind) for is_kind in skipped)
+
+
+def _values(column: Any) -> list[Any]:
+    """Return the values of a column of a batch. Times in nanoseconds are texts, since Python's times have none."""
+    import pyarrow
+
+    if getattr(column.type, "unit", "") == "ns":
+        column = column.cast(pyarrow.string())
+    return list(column.to_pylist())
 
 
 def _unpacked_size(column: Any) -> int:

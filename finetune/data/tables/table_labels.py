@@ -107,7 +107,7 @@ def combining_mark(names: Sequence[str]) -> str:
         parts = [[part.strip() for part in name.split(mark)] for name in names]
         num_of = Counter(part for of_name in parts for part in set(of_name))
         combined = [len(of) > 1 and all(num_of[part] > 1 for part in of) for of in parts]
-        if 2 * sum(combined) >= len(names):
+        if names and 2 * sum(combined) >= len(names):
             return mark
     return ""
 

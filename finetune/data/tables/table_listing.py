@@ -50,6 +50,7 @@ def list_table(path: Path, options: ScanOptions) -> Listing:
     if options.root:
         root = normal_path(local_folder(options.root))
     paths, of_paths = read_paths(table, columns.path, root)
+    paths = _below(root, paths)
     values, of_values = _read_values(table, columns)
     faults += of_paths + of_values
     stats = file_stats(paths)
@@ -62,11 +63,9 @@ def list_table(path: Path, options: ScanOptions) -> Listing:
     faults = [fault for fault in faults if is_kept[fault.row]]
     is_kept[[fault.row for fault in faults]] = False
     rows = np.flatnonzero(is_kept)
-    num = len(rows)
-    labels, rows, contradictions = _without_repeats(
+    labels, rows, num_repeated, contradictions = _without_repeats(
         table, labels, paths, values, rows, is_union=options.labels == "several"
     )
-    num_repeated = num - len(rows) - len(contradictions)
     prefix = os.path.join(root, "")
     rows = rows[_by_name([paths[row].removeprefix(prefix) for row in rows.tolist()])]
     values = {name: column[rows] for name, column in values.items()}
@@ -89,6 +88,16 @@ def list_table(path: Path, options: ScanOptions) -> Listing:
         remark=_remark(columns, labels, num_repeated),
     )
     return replace(listing, notes=tuple(_notes(listing, options)))
+
+
+def _below(root: str, paths: Sequence[str]) -> list[str]:
+    """Return paths of which the absolute ones below a relative root begin with it, as the relative ones do."""
+    prefix = "" if root == "." else os.path.join(root, "")
+    absolute = os.path.join(os.path.abspath(root), "")
+    return [
+        prefix + path.removeprefix(absolute) if path.startswith(absolute) else path
+        for path in paths
+    ]
 
 
 def _read_values(
@@ -130,7 +139,7 @@ def _remark(columns: Columns, labels: Labels, num_repeated: int) -> str:
             parts.append(f"{what} in column {column!r}")
     if num_repeated:
         repeat = counted(num_repeated, "row repeats", "rows repeat")
-        parts.append(f"{repeat} another one and count once")
+        parts.append(f"{repeat} another one: each image counts once")
     return ", ".join(parts)
 
 
@@ -159,8 +168,9 @@ def _without_repeats(
     values: Mapping[str | None, np.ndarray],
     rows: np.ndarray,
     is_union: bool,
-) -> tuple[Labels, np.ndarray, list[Fault]]:
-    """Return the labels, the indices of the rows that remain, and a fault for each row that contradicts another one.
+) -> tuple[Labels, np.ndarray, int, list[Fault]]:
+    """Return the labels, the indices of the rows that remain, how many repeat one of them, and a fault for each row
+    that contradicts another one.
 
     Args:
         table: The table.
@@ -171,10 +181,12 @@ def _without_repeats(
         is_union: An image in several rows has the labels of all. Otherwise their labels must agree.
     """
     first_of: dict[str, int] = {}
-    firsts = np.array([first_of.setdefault(paths[row], row) for row in rows.tolist()], np.int64)
+    firsts = np.array(
+        [first_of.setdefault(os.path.abspath(paths[row]), row) for row in rows.tolist()], np.int64
+    )
     repeats = rows[firsts != rows]
     if not len(repeats):
-        return labels, rows, []
+        return labels, rows, 0, []
     firsts = firsts[firsts != rows]
     compared = dict(values)
     if not is_union:
@@ -199,7 +211,8 @@ def _without_repeats(
     if is_union:
         labels = _joined(labels, firsts, repeats)
     is_wrong = np.isin(firsts, [*column_of])
-    return labels, np.setdiff1d(rows, np.concatenate([repeats, firsts[is_wrong]])), faults
+    rows = np.setdiff1d(rows, np.concatenate([repeats, firsts[is_wrong]]))
+    return labels, rows, int(np.count_nonzero(~is_wrong)), faults
 
 
 def _joined(labels: Labels, firsts: np.ndarray, repeats: np.ndarray) -> Labels:
