@@ -186,6 +186,10 @@ def fit_calibration(logits: Tensor, labels: Tensor, aim: Aim | None) -> Calibrat
         if not math.isfinite(scale[0]):
             return Calibration.unfitted("single", logits.shape[1])
         fitted = Calibration("single", scale, (0.0,), num_images=len(labels))
+        if (
+            aim is None
+        ):  # the probabilities of all images take a multiple of the memory of the logits
+            return fitted
     else:
         scales, biases = fit_scale_and_bias(logits, labels)
         fitted = Calibration("several", tuple(scales.tolist()), tuple(biases.tolist()))

@@ -102,8 +102,8 @@ def loss_sum(
 ) -> Tensor:
     """Return the sum of the weighted losses of images. Divided by `target.weight(class_weight)` it is the mean loss.
 
-    Of one class an image the mean is torch's `CrossEntropyLoss`, of several labels its `BCEWithLogitsLoss`, where the
-    class weights are those of the positives. For the members of an ensemble it is the mean over members.
+    For single-label images the mean is torch's `CrossEntropyLoss`, for several labels its `BCEWithLogitsLoss`, where
+    the class weights are those of the positives. For the members of an ensemble it is the mean over members.
 
     Args:
         logits: (B, K); for the members of an ensemble (M, B, K).

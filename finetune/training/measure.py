@@ -36,7 +36,8 @@ _CHUNK = 2**22  # logits that are converted to float64 at once: 32 MB
 # of the bootstrap
 _MAX_SAMPLES = 200
 _MIN_SAMPLES = 30
-_MAX_SCORES = 20_000_000  # of all samples together: about a second
+# Of all samples together, about a second. The least number of samples may have more: 60 million take three seconds.
+_MAX_SCORES = 20_000_000
 _EDGE = 1e-3  # the corrected value stays this far from 0 and 1
 
 Array = np.ndarray
@@ -58,7 +59,7 @@ def measure(
         task: The `Task`.
         calibration: How logits become probabilities and decisions.
         class_weight: The weights of the loss, (K,).
-        has_interval: Of several labels, whether to compute the interval of the mean average precision, about a second.
+        has_interval: Of several labels, whether to compute the interval of the mean average precision, in seconds.
     """
     loss = 0.0
     weight = 0.0
@@ -213,7 +214,7 @@ def calibration_error(probabilities: Array, is_right: Array) -> float:
 
     Args:
         probabilities: (N,).
-        is_right: Whether what has the probability is so, (N,) bool.
+        is_right: Whether the prediction is correct, (N,) bool.
 
     Source: Guo et al. 2017 (arXiv:1706.04599), section 2.
     """

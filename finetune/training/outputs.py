@@ -1,7 +1,7 @@
 """What a network computes for the images of a split, on rank 0 and in the order of the images.
 
-All that is said of an evaluation is computed from it by one process. So it does not depend on the number of devices,
-nor on the batches. Rank 0 holds N * K numbers of 4 bytes: 200 MB for 50,000 images and 1,000 classes.
+Rank 0 computes all metrics from it. So they do not depend on the number of devices, nor on the batches. It holds N * K
+numbers of 4 bytes: 200 MB for 50,000 images and 1,000 classes.
 """
 
 import os

@@ -37,8 +37,8 @@ class Choice(NamedTuple):
     """The threshold that was chosen for an aim.
 
     Attributes:
-        value: The class is predicted if its probability is at least this; None if the aim can't be reached.
-        reached: The measure at this threshold, or its largest value if the aim can't be reached; None if all images
+        value: The class is predicted if its probability is at least this; None if the aim cannot be reached.
+        reached: The measure at this threshold, or its largest value if the aim cannot be reached; None if all images
             have the same class.
     """
 
