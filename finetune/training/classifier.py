@@ -236,7 +236,7 @@ class Classifier(pl.LightningModule):
         if split in splits:
             limit = getattr(self.trainer, f"limit_{split}_batches")
             num = num_within(limit, len(splits[split]), self._data.batch_size)
-            check_memory(split, num, len(self.class_names), self.task.label_kind)
+            check_memory(split, num, len(self.class_names), self.task.label_kind, stage != "fit")
 
     def configure_callbacks(self) -> list[pl.Callback]:
         return [Compile(), Noise()] if self.is_compiled else [Noise()]
@@ -356,7 +356,10 @@ class Classifier(pl.LightningModule):
         fitted = None
         if outputs is not None and len(outputs.index):
             is_test = split == "test"
-            found = measure(outputs, self.task, self.calibration, self.class_weight, is_test)
+            # no file has the tables of a validation within a fit, which may take gigabytes
+            found = measure(
+                outputs, self.task, self.calibration, self.class_weight, is_test, not is_fit
+            )
             if is_fit:
                 fitted = fit_calibration(outputs.logits, outputs.labels, self.aim)
         found, fitted = self.trainer.strategy.broadcast((found, fitted))

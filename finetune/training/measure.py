@@ -45,7 +45,12 @@ Measured = tuple[dict[str, float], dict[str, Any]]
 
 
 def measure(
-    outputs: Outputs, task: Any, calibration: Calibration, class_weight: Tensor, has_interval: bool
+    outputs: Outputs,
+    task: Any,
+    calibration: Calibration,
+    class_weight: Tensor,
+    has_interval: bool,
+    has_pairs: bool = True,
 ) -> Measured:
     """Return the metrics of a split by name, and the sums and tables behind them.
 
@@ -60,6 +65,7 @@ def measure(
         calibration: How logits become probabilities and decisions.
         class_weight: The weights of the loss, (K,).
         has_interval: Of several labels, whether to compute the interval of the mean average precision, in seconds.
+        has_pairs: Whether to return `confusion_matrix` or `cooccurrence`, (K, K).
     """
     loss = 0.0
     weight = 0.0
@@ -68,9 +74,9 @@ def measure(
         loss += float(task.loss_sum(logits, target, class_weight.cpu().double()))
         weight += float(target.weight(class_weight.cpu().double()))
     if task.label_kind == "single":
-        values, tables = _of_classes(outputs, task.class_names, calibration)
+        values, tables = _of_classes(outputs, task.class_names, calibration, has_pairs)
     else:
-        values, tables = _of_labels(outputs, task.class_names, calibration, has_interval)
+        values, tables = _of_labels(outputs, task.class_names, calibration, has_interval, has_pairs)
     return {"loss": loss / weight, **values}, {**tables, "loss_weight": weight}
 
 
@@ -81,7 +87,9 @@ def _chunks(outputs: Outputs) -> zip:
     return zip(logits, outputs.labels.split(num), strict=True)
 
 
-def _of_classes(outputs: Outputs, names: Sequence[str], calibration: Calibration) -> Measured:
+def _of_classes(
+    outputs: Outputs, names: Sequence[str], calibration: Calibration, has_pairs: bool
+) -> Measured:
     before = Calibration.unfitted("single", len(names))
     columns = []
     for logits, _ in _chunks(outputs):
@@ -91,9 +99,17 @@ def _of_classes(outputs: Outputs, names: Sequence[str], calibration: Calibration
         columns.append([calibration.decide(probabilities).numpy(), *of_each])
     predicted, confidence, top, raw, raw_top = map(np.concatenate, zip(*columns, strict=True))
     labels = outputs.labels.numpy()
-    of_images = torch.from_numpy(predicted)
-    confusion = multiclass_confusion_matrix(of_images, outputs.labels, len(names)).numpy()
-    values, tables = measure_classes(confusion, names)
+    if has_pairs:
+        of_images = torch.from_numpy(predicted)
+        confusion = multiclass_confusion_matrix(of_images, outputs.labels, len(names)).numpy()
+        values, tables = measure_classes(confusion, names)
+    else:
+        right, actual, found = (
+            np.bincount(of_class, minlength=len(names))
+            for of_class in (labels[predicted == labels], labels, predicted)
+        )
+        values = _values_of_classes(right, actual, found, names)
+        tables = {}
     values["calibration_error"] = calibration_error(confidence, top == labels)
     if calibration.num_images:
         values["calibration_error_before_scaling"] = calibration_error(raw, raw_top == labels)
@@ -109,28 +125,37 @@ def measure_classes(confusion: Array, names: Sequence[str]) -> Measured:
         confusion: The confusion matrix, (K, K). Rows are the true classes.
         names: The classes.
     """
-    right = confusion.diagonal()
-    actual = confusion.sum(axis=1)
-    predicted = confusion.sum(axis=0)
+    numbers = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    return _values_of_classes(*numbers, names), {"confusion_matrix": confusion.tolist()}
+
+
+def _values_of_classes(
+    right: Array, actual: Array, predicted: Array, names: Sequence[str]
+) -> dict[str, float]:
+    """Return the metrics from the numbers of images of each class: right ones, all, and predicted ones, (K,)."""
     f1 = _share(2 * right, actual + predicted)
-    values = {
-        "accuracy": float(right.sum() / confusion.sum()),
+    return {
+        "accuracy": float(right.sum() / actual.sum()),
         "f1": float(f1[actual > 0].mean()),
         **_by_name("precision", _share(right, predicted), names),
         **_by_name("recall", _share(right, actual), names),
     }
-    return values, {"confusion_matrix": confusion.tolist()}
 
 
 def _of_labels(
-    outputs: Outputs, names: Sequence[str], calibration: Calibration, has_interval: bool
+    outputs: Outputs,
+    names: Sequence[str],
+    calibration: Calibration,
+    has_interval: bool,
+    has_pairs: bool,
 ) -> Measured:
     probabilities = calibration.probabilities(outputs.logits)
     decided = calibration.decide(probabilities).numpy()
     labels = outputs.labels.numpy() > 0
     scores = outputs.logits.double().numpy()
-    found = measure_labels(scores, probabilities.numpy(), labels, decided, names, has_interval)
-    values, tables = found
+    values, tables = measure_labels(
+        scores, probabilities.numpy(), labels, decided, names, has_interval, has_pairs
+    )
     if calibration.num_images:
         before = Calibration.unfitted("several", len(names)).probabilities(outputs.logits).numpy()
         name = "calibration_error_before_scaling"
@@ -147,6 +172,7 @@ def measure_labels(
     decided: Array,
     names: Sequence[str],
     has_interval: bool,
+    has_pairs: bool = True,
 ) -> Measured:
     """Return the metrics of images of several labels, and the tables behind them.
 
@@ -162,6 +188,7 @@ def measure_labels(
         decided: Whether each label is predicted, (N, K) bool.
         names: The labels.
         has_interval: Whether to compute the interval of the mean average precision.
+        has_pairs: Whether to return `cooccurrence`.
     """
     of_images = torch.from_numpy(decided).long(), torch.from_numpy(labels).long()
     counts = multilabel_confusion_matrix(*of_images, len(names)).numpy()
@@ -181,19 +208,20 @@ def measure_labels(
         **_by_name("recall", _share(hits, hits + false_negatives), names),
         **_by_name("average_precision", of_labels, names),
     }
-    # in float64, whose products of matrices are fast; counts are exact up to 2 ** 53
-    cooccurrence = labels.T.astype(np.float64) @ labels.astype(np.float64)
     # The mean absolute deviation of a sum with the variance v: sqrt(2 v / pi) if it is normal, 2 v for one image.
     variances = _sums_in_bins(probabilities, probabilities * (1 - probabilities))
     deviations = np.minimum(np.sqrt(2 / math.pi * variances), 2 * variances)
     tables: dict[str, Any] = {
         "label_counts": counts.tolist(),
-        "cooccurrence": cooccurrence.astype(np.int64).tolist(),
         "label_calibration": {
             "error": _calibration_errors(probabilities, labels).tolist(),
             "error_by_chance": (deviations.sum(axis=0) / len(labels)).tolist(),
         },
     }
+    if has_pairs:
+        # in float64, whose products of matrices are fast; counts are exact up to 2 ** 53
+        together = labels.T.astype(np.float64) @ labels.astype(np.float64)
+        tables["cooccurrence"] = together.astype(np.int64).tolist()
     if has_interval and not math.isnan(values["mAP"]):
         tables[INTERVAL] = list(bootstrap_interval(values["mAP"], labels, scores))
     return values, tables

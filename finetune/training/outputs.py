@@ -19,8 +19,9 @@ from finetune.training.loss import precise
 
 # Shapes: N images that could be decoded, B of them in a batch, K classes or labels.
 
-# Bytes of a logit: in the parts, together and in order; of several labels also in float64 with what is measured of it.
-_BYTES: dict[LabelKind, int] = {"single": 3 * 4, "several": 3 * 4 + 5 * 8}
+# Measured bytes of a logit, with its label and what is computed of it in float64; and of a pair of classes in a table.
+_BYTES: dict[LabelKind, int] = {"single": 16, "several": 76}
+_OF_PAIR: dict[LabelKind, int] = {"single": 2 * 8, "several": 3 * 8}
 _OPTIONS = {"val": "--trainer.limit_val_batches", "test": "--trainer.limit_test_batches"}
 
 
@@ -122,13 +123,17 @@ def collect(
     return collector
 
 
-def check_memory(split: str, num_images: int, num_classes: int, label_kind: LabelKind) -> None:
-    """Check that the outputs for a split fit into the memory of this machine.
+def check_memory(
+    split: str, num_images: int, num_classes: int, label_kind: LabelKind, has_pairs: bool = True
+) -> None:
+    """Check that the outputs for a split, and tables of pairs of classes, fit into the memory of this machine.
 
     Raises:
         ValueError: They do not.
     """
     needed = num_images * num_classes * _BYTES[label_kind]
+    if has_pairs:
+        needed += num_classes**2 * _OF_PAIR[label_kind]
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

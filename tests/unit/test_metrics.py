@@ -252,6 +252,13 @@ def test_outputs_are_in_the_order_of_the_images_whatever_the_batches(seed, kind,
     whole = Outputs(outputs.index, logits, labels, [])
     expected = measure(whole, task, FITTED[kind], CLASS_WEIGHT, has_interval=True)
     assert str(found) == str(expected)  # bit for bit, with NaN
+    values, tables = measure(
+        whole, task, FITTED[kind], CLASS_WEIGHT, has_interval=True, has_pairs=False
+    )
+    assert str(values) == str(expected[0])
+    assert expected[1].keys() - tables.keys() == {
+        "confusion_matrix" if kind == "single" else "cooccurrence"
+    }
 
 
 @given(num=st.integers(1, 199), seed=SEEDS)
@@ -266,6 +273,9 @@ def test_a_perfect_order_has_an_average_precision_of_at_most_1(num, seed):
 
 def test_what_does_not_fit_into_memory_is_refused_in_a_line():
     check_memory("test", 50_000, 1000, "single")
+    check_memory("val", 1, 10**6, "single", has_pairs=False)
+    with pytest.raises(ValueError, match="limit_val_batches"):  # the confusion matrix
+        check_memory("val", 1, 10**6, "single")
     for kind in ("single", "several"):
         with pytest.raises(ValueError, match="limit_test_batches") as caught:
             check_memory("test", 10**9, 10**6, kind)
