@@ -264,7 +264,7 @@ def _in_words(info: inspect.Type) -> str:
         return " or ".join(map(str, info.values))
     kinds: dict[type, str] = {
         inspect.BoolType: "true or false",
-        inspect.StrType: "text",
+        inspect.StrType: "text that is not empty" if getattr(info, "min_length", None) else "text",
         inspect.ListType: "a list",
         inspect.VarTupleType: "a list",
         inspect.DictType: "a table",

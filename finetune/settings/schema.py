@@ -25,10 +25,10 @@ IMAGE_FOLDER = "finetune.ImageFolderData"
 DATA_CLASSES = ("finetune.FashionMNIST", "finetune.Hotdog", IMAGE_FOLDER, "finetune.SampleData")
 
 # Types of values; a title is the placeholder of the value on help pages. A leading ~ of a path is expanded.
-Folder = Annotated[str, Meta(title="FOLDER")]
-File = Annotated[str, Meta(title="FILE")]
-Ckpt = Annotated[str, Meta(title="CKPT")]
-Table = Annotated[str, Meta(title="TABLE")]
+Folder = Annotated[str, Meta(min_length=1, title="FOLDER")]
+File = Annotated[str, Meta(min_length=1, title="FILE")]
+Ckpt = Annotated[str, Meta(min_length=1, title="CKPT")]
+Table = Annotated[str, Meta(min_length=1, title="TABLE")]
 Count = Annotated[int, Meta(ge=1)]
 Pixels = Annotated[int, Meta(ge=MIN_PIXELS, le=MAX_PIXELS, title="PIXELS")]
 Share = Annotated[float, Meta(gt=0, le=1, title="SHARE")]

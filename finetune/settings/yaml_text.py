@@ -10,7 +10,17 @@ _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as a number."""
+    """Reads 1e-3 as a number, and refuses a key that stands twice in a table: the first value would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys: set[Any] = set()
+        for key, _ in node.value:
+            if (key.tag, key.value) in keys and isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value} is there twice", key.start_mark
+                )
+            keys |= {(key.tag, key.value)} if isinstance(key, yaml.ScalarNode) else set()
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -96,7 +96,7 @@ def test_correct_test_corrects_the_test_images_too(colours, write):
     in_test = data.scanned.corrections.plain()["splits"]["test"]
     assert (in_test["changed"], in_test["excluded"]) == (1, 1)
     assert in_test["pairs"] == [["red", "blue", 1]]
-    with pytest.raises(ValueError, match="--data.correct_test needs"):
+    with pytest.raises(ValueError, match="data.correct_test needs"):
         small(colours, correct_test=True)
 
 
