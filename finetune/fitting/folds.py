@@ -19,8 +19,10 @@ from finetune.fitting.fold_results import answers_of, merged_about, merged_resul
 from finetune.fitting.plan import Plan, plan_file
 from finetune.fitting.report_page import page_of
 from finetune.inference.joined_checkpoint import join_checkpoints
+from finetune.runs.changes import Changes, changes_from, check_changes, describe_held
 from finetune.runs.folder import Run, has_result, last_checkpoint, missing_folders, remove_empty
 from finetune.runs.identity import KEY, fold_runs
+from finetune.runs.lightning_callbacks import Limits, ended_by
 from finetune.runs.outcome import INTERVAL, outcome_line
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.result_file import write_result
@@ -33,7 +35,7 @@ from finetune.runs.run_lock import (
 )
 from finetune.runs.run_search import now, read_about, write_about
 from finetune.runs.statistics import percent
-from finetune.settings.layers import Layer, Layers
+from finetune.settings.layers import Layer, Layers, read_config
 from finetune.system.files import replace_text
 from finetune.system.messages import only_errors
 
@@ -56,9 +58,13 @@ def fit_folds(plan: Plan) -> Path:
         log.info("continuing the cross-validation in %s", folder)
     wait_for_children(folder)
     plan = plan.put({"data.fold": None, "data.num_folds": None, "resume": False})
+    if plan.run is not None:
+        _check_changes(plan, folder)
     _write_beginning(folder, plan)
     for note in plan.notes:
         log.info("%s", note)
+    if held := describe_held(plan.changes):
+        log.info("%s", held)
     runs = fold_runs(folder)
     for fold, run in enumerate(runs, 1):
         of_fold = _plan_of_fold(plan, folder, fold, run)
@@ -85,25 +91,70 @@ def _plan_of_fold(plan: Plan, folder: Path, fold: int, run: Path) -> Plan | None
         run: The folder of its run.
     """
     can_go_on = last_checkpoint(run).is_file()
-    has_ended = "ended" in read_about(run) and (run / "test.json").is_file()
-    if has_ended and (not can_go_on or plan.changes.keys() <= _PLACES):
+    if not can_go_on and _has_ended(run):
         return None
     values = {
-        "folds": None,
-        "data.num_folds": plan.settings.folds,
-        "data.fold": fold,
         "trainer.default_root_dir": str(folder),
         "resume": str(run) if can_go_on else False,
         "name": None if can_go_on else run.name,
     }
-    return replace(
-        plan.put(values),
+    of_fold = replace(
+        _with_fold(plan, fold).put(values),
         identity=replace(plan.identity, folds=None),
-        run=run if can_go_on else None,
-        start=read_start(last_checkpoint(run)) if can_go_on else None,
-        changes=plan.changes if can_go_on else {},
+        run=None,
+        start=None,
+        changes={},
         notes=(),
     )
+    if not can_go_on:
+        return of_fold
+    changes = _changes_of(run, of_fold)
+    if _has_ended(run) and changes.keys() <= _PLACES:
+        return None
+    return replace(of_fold, run=run, start=read_start(last_checkpoint(run)), changes=changes)
+
+
+def _with_fold(plan: Plan, fold: int) -> Plan:
+    """Return the plan of a cross-validation with the images of a fold, which is counted from 1."""
+    values = {"folds": None, "data.num_folds": plan.settings.folds, "data.fold": fold}
+    return plan.put(values)
+
+
+def _has_ended(run: Path) -> bool:
+    return "ended" in read_about(run) and (run / "test.json").is_file()
+
+
+def _changes_of(run: Path, of_fold: Plan) -> Changes:
+    """Return how a plan differs from the settings with which a fold has begun.
+
+    Those of the cross-validation do not tell: a command that was killed may have changed them before this fold.
+    """
+    before = read_config("fit", str(run / "config.yaml"), "run")
+    return changes_from(before.values, of_fold.settings)
+
+
+def _check_changes(plan: Plan, folder: Path) -> None:
+    """Check that all folds that have begun can go on with the settings of a plan, before these are written.
+
+    Raises:
+        ValueError: One cannot, so that the folds would differ in more than their images.
+    """
+    for fold, run in enumerate(fold_runs(folder), 1):
+        last = last_checkpoint(run)
+        if not last.is_file() and not _has_ended(run):
+            continue  # it begins anew
+        of_fold = _with_fold(plan, fold)
+        changes = _changes_of(run, of_fold)
+        if not changes:
+            continue
+        start = read_start(last if last.is_file() else run / "checkpoints" / "best.ckpt")
+        trainer = of_fold.settings.trainer
+        limits = Limits(max_epochs=trainer.max_epochs, max_steps=trainer.max_steps)
+        is_finished = not last.is_file() or bool(ended_by(start.content, limits))
+        with only_errors("finetune.data"):  # the fold logs the same
+            data = open_data(of_fold.settings.data)
+            data.read()
+        check_changes(start, data, changes, allow=False, is_finished=is_finished)
 
 
 def _give_up(folder: Path, missing: Sequence[Path]) -> None:

@@ -18,13 +18,20 @@ _OF_TEST = {"trainer.limit_test_batches", "trainer.precision"}
 
 
 def changes_between(before: FitSettings, now: FitSettings) -> dict[str, Pair]:
-    """Return the settings of a command that differ from those of a run and have an effect, by full name.
+    """Return the settings of a command that differ from those of a run and have an effect; see `changes_from`."""
+    return changes_from(dict(flattened(FitSettings, to_config(before), {})), now)
+
+
+def changes_from(old: Mapping[str, Any], now: FitSettings) -> dict[str, Pair]:
+    """Return the settings of a command that differ from the values in a config.yaml and have an effect, by full name.
 
     Arguments that only one of two classes has are left out: the names of the classes differ already.
+
+    Args:
+        old: The values in config.yaml, by full name.
+        now: The settings of the command.
     """
-    old, new = (
-        dict(flattened(FitSettings, config, {})) for config in (to_config(before), to_config(now))
-    )
+    new = dict(flattened(FitSettings, to_config(now), {}))
     common = [name for name in old if name in new and _kind_of(name) != "free"]
     return {name: (old[name], new[name]) for name in common if old[name] != new[name]}
 
@@ -32,6 +39,14 @@ def changes_between(before: FitSettings, now: FitSettings) -> dict[str, Pair]:
 def held_settings(changes: Changes) -> set[str]:
     """Return the names of the settings that keep the value of the run, since its checkpoint has them."""
     return {".".join(name.split(".")[:2]) for name in _of_kind(changes, "stays")}
+
+
+def describe_held(changes: Changes) -> str:
+    """Return in words which settings keep the value of the run; "" for none."""
+    return "; ".join(
+        f"{name} stays {json.dumps(before)}, not {json.dumps(now)}, since the checkpoint decides"
+        for name, (before, now) in _of_kind(changes, "stays").items()
+    )
 
 
 def check_fixed(changes: Changes, members: int) -> None:
@@ -97,11 +112,8 @@ def describe_changes(
         _check_not_trained_otherwise(changed)
         changed = {name: pair for name, pair in changed.items() if name in _OF_TEST}
     changed |= order
-    stays = [
-        f"{name} stays {json.dumps(before)}, not {json.dumps(now)}, since the checkpoint decides"
-        for name, (before, now) in _of_kind(changes, "stays").items()
-    ]
-    return "; ".join([f"changed: {_in_words(changed)}", *stays] if changed else stays)
+    words = f"changed: {_in_words(changed)}" if changed else ""
+    return "; ".join(filter(None, [words, describe_held(changes)]))
 
 
 def _check_order(order: Changes, has_other_images: bool, allow: bool) -> None:

@@ -354,11 +354,10 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
 
 def test_resume_of_ended_folds_runs_nothing_again_unless_with_more_epochs(
-    finished, tmp_path, plans
+    images, finished, copied, tmp_path, plans
 ):
-    folder = tmp_path / "fit/version_0"
-    shutil.copytree(finished, folder, ignore=shutil.ignore_patterns(".lock"))
-    data = ("--data.table", finished.parents[1] / "images.csv")
+    folder = copied
+    data = ("--data.table", finished.parents[1] / "images.csv", "--data.root", images)
     run("fit", *data, "--folds", NUM_FOLDS, "--resume", "--out", tmp_path)
     assert plans == []
     assert (folder / "predictions.csv").read_bytes() == (finished / "predictions.csv").read_bytes()
@@ -367,6 +366,67 @@ def test_resume_of_ended_folds_runs_nothing_again_unless_with_more_epochs(
     assert [plan.run for plan in plans] == fold_runs(folder)
     run("runs", "rm", folder, "--yes")
     assert not folder.exists()
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A copy of a finished cross-validation, which a test may change."""
+    folder = tmp_path / "fit/version_0"
+    return shutil.copytree(finished, folder, ignore=shutil.ignore_patterns(".lock"))
+
+
+def put_back(folder: Path) -> None:
+    """Make a finished cross-validation one that was killed before its second fold."""
+    shutil.rmtree(folder / "fit/fold_2")
+    (folder / "test.json").unlink()
+    about = json.loads((folder / "about.json").read_text())
+    del about["ended"]
+    (folder / "about.json").write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("--seed", "5"),
+        ("--batch", "5"),
+        ("--data.split_seed", "1"),
+        ("--data.crop_and_flip", "false"),
+    ],
+)
+def test_a_refused_resume_of_folds_changes_nothing(copied, change, is_ended):
+    if not is_ended:
+        put_back(copied)
+    names = ("config.yaml", "about.json")
+    before = [(copied / name).read_bytes() for name in names]
+    with pytest.raises(ValueError, match="the run (would|is finished)"):
+        run("fit", "--resume", copied, *change)
+    assert [(copied / name).read_bytes() for name in names] == before
+    assert (copied / "fit/fold_2").exists() == is_ended
+
+
+def test_a_fold_that_has_not_begun_trains_on_the_images_of_the_others(
+    images, finished, copied, tmp_path
+):
+    put_back(copied)
+    table = finished.parents[1] / "images.csv"
+    before = (copied / "config.yaml").read_bytes()
+    fewer = tmp_path / "fewer.csv"
+    fewer.write_text("\n".join(table.read_text().splitlines()[:-2]) + "\n")
+    with pytest.raises(ValueError, match="the run would"):
+        run("fit", "--resume", copied, "--data.table", fewer, "--data.root", images)
+    assert (copied / "config.yaml").read_bytes() == before
+
+
+def test_folds_take_a_change_whose_command_was_killed_before_the_first_of_them(
+    copied, plans, monkeypatch
+):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(fold_fits, "start_command", lambda *_, **__: 137)
+        run("fit", "--resume", copied, "--epochs", "3")
+    run("fit", "--resume", copied)
+    assert [plan.run for plan in plans] == fold_runs(copied)
+    assert [plan.changes for plan in plans] == [{"trainer.max_epochs": (1, 3)}] * NUM_FOLDS
 
 
 def test_minutes_are_shared_by_folds_and_a_first_fold_that_fails_leaves_no_folder(
