@@ -130,7 +130,10 @@ def _changes_of(run: Path, of_fold: Plan) -> Changes:
     Those of the cross-validation do not tell: a command that was killed may have changed them before this fold.
     """
     before = read_config("fit", str(run / "config.yaml"), "run")
-    return changes_from(before.values, of_fold.settings)
+    changes = changes_from(before.values, of_fold.settings)
+    if of_fold.settings.trainer.precision is None:  # each fold has settled its own
+        changes.pop("trainer.precision", None)
+    return changes
 
 
 def _check_changes(plan: Plan, folder: Path) -> None:
