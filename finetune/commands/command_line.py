@@ -70,9 +70,8 @@ def line_layers(line: Line) -> Layers:
     Raises:
         WrongUsage: A value or a place is wrong.
     """
-    source = f"finetune {line.command}"
     is_printed = line.asks == "config"
-    return layers_of(line.command, line.flags, line.configs, line.places, source, is_printed)
+    return layers_of(line.command, line.flags, line.configs, line.places, True, is_printed)
 
 
 def layers_of(
@@ -80,7 +79,7 @@ def layers_of(
     values: Mapping[str, Any],
     configs: Sequence[str] = (),
     places: Sequence[str] = (),
-    source: str = "finetune",
+    is_command_line: bool = False,
     is_printed: bool = False,
 ) -> Layers:
     """Return the layers of configs, settings and places.
@@ -90,13 +89,15 @@ def layers_of(
         values: Settings by short words or full names, as text or as their type.
         configs: Paths or names of configs, of which the last one wins.
         places: What stands by its position: folders, checkpoints, images.
-        source: Who gives the values, for errors.
+        is_command_line: Whether they are texts of a command line.
         is_printed: Whether the settings are only to be printed, so that images need not be named.
 
     Raises:
         WrongUsage: A setting does not exist, or a value or a place is wrong.
     """
-    flags = make_layer(command, Layer(source, "flag"), values)
+    source = f"finetune {command}" if is_command_line else "finetune"
+    empty = Layer(source, "flag", is_command_line=is_command_line)
+    flags = make_layer(command, empty, values)
     found = [os.path.expanduser(place) for place in places]
     if command != "predict" and flags.values.get("data.predict") is not None:
         raise WrongUsage("images to classify are for finetune predict, not here", "data.predict")

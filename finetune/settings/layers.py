@@ -53,15 +53,13 @@ class Layer(NamedTuple):
         kind: What it is; `flag` also for arguments in Python.
         values: Values by the full names of settings, typed and in range. A class has `NAME.class_path`, which is None
             for none, and each of its arguments.
+        is_command_line: Whether it is a command line, whose values are texts.
     """
 
     source: str
     kind: Kind
     values: Mapping[str, Any] = MappingProxyType({})
-
-    @property
-    def is_command_line(self) -> bool:
-        return self.source.startswith("finetune ")
+    is_command_line: bool = False
 
 
 class Explicit(NamedTuple):

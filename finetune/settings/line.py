@@ -68,7 +68,9 @@ def split_line(command: str, arguments: Sequence[str]) -> Line:
                 raise WrongUsage("--config needs a value")
             line.configs.append(value)
         elif not typed.startswith("--") or not _may_be(kind, full):
-            raise unknown(command, Layer(f"finetune {command}", "flag"), full, typed)
+            raise unknown(
+                command, Layer(f"finetune {command}", "flag", is_command_line=True), full, typed
+            )
         elif value is None and full not in switches:
             raise WrongUsage("needs a value", full)
         else:
@@ -86,7 +88,9 @@ def _check_data(line: Line) -> None:
         return
     for name in line.flags:
         if not has_flag(kind, name) and name not in _GROUPS:
-            raise unknown(line.command, Layer(f"finetune {line.command}", "flag"), name)
+            raise unknown(
+                line.command, Layer(f"finetune {line.command}", "flag", is_command_line=True), name
+            )
 
 
 def _may_be(kind: type[Section], name: str) -> bool:
