@@ -162,6 +162,8 @@ class ImageDataModule(pl.LightningDataModule):
         self.labels = labels
         self.label_separator = label_separator
         self.corrections = corrections
+        if correct_test and corrections is None:
+            raise WrongUsage("needs a file: --data.corrections FILE", "data.correct_test")
         self.correct_test = correct_test
         self.batch_size = batch_size
         self.image_size = image_size

@@ -10,12 +10,13 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
 from finetune.data.addresses import StorageError, is_address, parse_address, real_place
 from finetune.data.mirror import check_copy, filled, listed, mirror_of, original
+
+if TYPE_CHECKING:  # a command line is checked without it
+    import numpy as np
 
 # "link" is a dangling link, "other" for example a pipe; None if there is nothing
 Kind = Literal["folder", "file", "link", "other"] | None
@@ -41,11 +42,11 @@ class FileStats:
         is_regular: Whether it is a regular file, not a folder or a pipe, (N,) bool.
     """
 
-    sizes: np.ndarray
-    times: np.ndarray
-    is_regular: np.ndarray
+    sizes: "np.ndarray"
+    times: "np.ndarray"
+    is_regular: "np.ndarray"
 
-    def take(self, rows: np.ndarray) -> "FileStats":
+    def take(self, rows: "np.ndarray") -> "FileStats":
         """Return the stats of the files at `rows`, in that order."""
         return FileStats(self.sizes[rows], self.times[rows], self.is_regular[rows])
 
@@ -121,6 +122,8 @@ def file_stats(paths: Sequence[str], skip: bool = True) -> FileStats:
             if not skip:
                 raise _explained(error, path) from None
             numbers.extend((-1, -1, -1, False))
+    import numpy as np
+
     table = np.array(numbers, np.int64).reshape(-1, 4)
     return FileStats(table[:, 0].copy(), table[:, 1:3].copy(), table[:, 3].astype(bool))
 
@@ -137,6 +140,8 @@ def _numbers(path: str) -> tuple[int, int, int, bool]:
 
 def concatenate_stats(parts: Sequence[FileStats]) -> FileStats:
     """Return the stats of all parts, in their order."""
+    import numpy as np
+
     return FileStats(
         np.concatenate([part.sizes for part in parts]),
         np.concatenate([part.times for part in parts]),

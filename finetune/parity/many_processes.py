@@ -17,6 +17,7 @@ import yaml
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.samplers import run_seed
 from finetune.parity.data_parallel import synchronize
 from finetune.parity.one_process import (
@@ -64,6 +65,26 @@ class RankWeights(pl.Callback):
         )
 
 
+class RankWeightsData(ImageFolderData):
+    """Images whose fits have a `RankWeights`.
+
+    Args:
+        root: As for `ImageFolderData`.
+        folder: As for `RankWeights`.
+        settings: As for `ImageFolderData`.
+    """
+
+    def __init__(self, root: str, folder: str, **settings: Any) -> None:
+        super().__init__(root, **settings)
+        self.folder = folder
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if stage == "fit":
+            callbacks: list[Any] = self.trainer.callbacks  # type: ignore[union-attr]
+            callbacks.append(RankWeights(self.folder))
+
+
 def by_lightning(network: str, job: Job) -> Trained:
     """Run `finetune fit` in a subprocess, since Lightning's `ddp` starts the current command again for each rank."""
     folder = job.folder / f"fit_{network}"
@@ -72,8 +93,8 @@ def by_lightning(network: str, job: Job) -> Trained:
     settings = {
         "seed_everything": run_seed(),  # images come in the same order as in `draw_batches`
         "data": {
-            "class_path": "finetune.ImageFolderData",
-            "init_args": {**job.data, "num_workers": 0},
+            "class_path": "finetune.parity.many_processes.RankWeightsData",
+            "init_args": {**job.data, "num_workers": 0, "folder": str(folder)},
         },
         "model": {
             "backbone": network,
@@ -94,12 +115,6 @@ def by_lightning(network: str, job: Job) -> Trained:
             "precision": {"float64": "64-true", "float32": "32-true"}[job.dtype],
             "max_epochs": 1,
             "default_root_dir": str(folder),
-            "callbacks": [
-                {
-                    "class_path": "finetune.parity.many_processes.RankWeights",
-                    "init_args": {"folder": str(folder)},
-                }
-            ],
         },
         "test_after_fit": False,
     }

@@ -200,8 +200,6 @@ class DataSettings(Section, frozen=True):
                 f"{self.cache_size} must be at least the size of the images, {largest}",
                 "data.cache_size",
             )
-        if self.correct_test and self.corrections is None:
-            raise WrongUsage("needs a file: --data.corrections FILE", "data.correct_test")
 
     def _check_folds(self) -> None:
         if (self.num_folds is None) != (self.fold is None):

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from finetune.data.faults import Fault
 from finetune.system.messages import WrongUsage, install, reason
+
+if TYPE_CHECKING:  # a command line is checked without it
+    import numpy as np
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ class TableFile:
 
     def read_column(
         self, column: str, parse: Callable[[Any], T], hint: str = ""
-    ) -> tuple[list[T | None], np.ndarray, list[Fault]]:
+    ) -> tuple[list[T | None], "np.ndarray", list[Fault]]:
         """Parse the values of a column, each different one once.
 
         Args:
@@ -85,6 +86,8 @@ class TableFile:
                     errors[number] = str(error)
                     values.append(None)
             numbers.append(number)
+        import numpy as np
+
         index = np.frombuffer(numbers, np.int64)
         rows = np.flatnonzero(np.isin(index, [*errors])).tolist()
         return values, index, [self.fault(row, column, errors[index[row]], hint) for row in rows]
