@@ -124,7 +124,8 @@ def is_class_weights(value: Any) -> bool:
 def is_data_class(value: Any) -> bool:
     if not is_text(value):
         return False
-    return not value.startswith("finetune.") or value in DATA_CLASSES
+    module = value.rpartition(".")[0]
+    return module != "finetune" or value in DATA_CLASSES
 
 
 def is_seen(value: Any) -> bool:
