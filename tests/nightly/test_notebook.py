@@ -39,7 +39,8 @@ def test_the_notebook_runs_and_shows_the_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
 def test_python_on_pages_runs(colours, tmp_path, monkeypatch, page):
-    (block,) = PYTHON.findall((ROOT / page).read_text("utf-8"))
+    # a second one, a script with a LightningCLI, is run by test_plain_trainer.py
+    block, *_ = PYTHON.findall((ROOT / page).read_text("utf-8"))
     monkeypatch.chdir(tmp_path)
     shutil.copytree(colours, "photos")
     shutil.copytree(colours / "test", "other_photos")
