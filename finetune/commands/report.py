@@ -1,16 +1,15 @@
 """`finetune report` writes the report of a run, and `finetune compare` a page about several runs."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from finetune.commands.run_places import local_results
 from finetune.data.addresses import is_address
+from finetune.fitting.report_page import measured_checkpoint, page_of
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
 from finetune.runs.comparison import write_comparison
 from finetune.runs.headline import headline
-from finetune.runs.html_report import write_report
-from finetune.runs.record import RunRecord, read_run
+from finetune.runs.record import read_run
 from finetune.settings.all_commands import CompareSettings, ReportSettings
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage
@@ -40,7 +39,7 @@ def compare(options: CompareSettings) -> None:
     if len({record.path.resolve() for record in records}) < len(records):
         raise WrongUsage("one run is named twice: finetune compare RUN_A RUN_B")
     target = _target(options.output, Path())
-    checkpoint = _checkpoint(records[0]) if len(records) == 2 else None
+    checkpoint = measured_checkpoint(records[0]) if len(records) == 2 else None
     viewer = image_viewer(Predictor(checkpoint)) if checkpoint else None
     print(write_comparison(records, viewer, target))
     print(f"report in {target}")
@@ -52,28 +51,3 @@ def _target(output: str | None, default: Path) -> Path:
     check_target(target, "--out" if output else "the page")
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
-
-
-def page_of(record: RunRecord, target: Path | None = None) -> Path:
-    """Write the report of a run that has ended, and return its path.
-
-    Args:
-        record: The content of the folder of the run.
-        target: The path of the report; None for report.html in the folder.
-    """
-    checkpoint = _checkpoint(record)
-    if checkpoint is None:
-        return write_report(record, None, {}, target=target)
-    predictor = Predictor(checkpoint)
-    viewer = image_viewer(predictor) if record.answers or record.label_answers else None
-    if viewer is not None and "folds" in record.result:
-        # this checkpoint has seen the images; the network of another fold predicted them
-        viewer = replace(viewer, overlay=lambda *_: "The reports of the folds have heat maps.")
-    return write_report(record, viewer, predictor.versions, target=target)
-
-
-def _checkpoint(run: RunRecord) -> Path | None:
-    """Return the best checkpoint of a fit, or the checkpoint of a test; None if neither exists."""
-    measured = run.result.get("checkpoint")
-    places = [run.path / "checkpoints" / "best.ckpt", *([run.path / measured] if measured else [])]
-    return next((path for path in places if path.is_file()), None)
