@@ -71,11 +71,6 @@ def set_process_observer(observe: "Callable[[list[subprocess.Popen]], None]") ->
     subprocess_script._launch_process_observer = observe  # type: ignore[assignment]
 
 
-def starts_new_programs(strategy: "DDPStrategy") -> bool:
-    """Return whether a strategy starts its processes as new programs, not by fork or spawn."""
-    return strategy._start_method == "popen"
-
-
 def process_group_timeout(strategy: Any) -> timedelta | None:
     """Return the timeout of a strategy's process group, None for a strategy without one."""
     return getattr(strategy, "_timeout", None)

@@ -120,13 +120,6 @@ def is_launched() -> bool:
     return tasks > 1 or (TorchElasticEnvironment.detect() and int(os.environ["WORLD_SIZE"]) > 1)
 
 
-def num_machines() -> int:
-    """Return the number of machines on which torchrun or srun has started processes."""
-    if TorchElasticEnvironment.detect():
-        return int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
-    return int(os.environ.get("SLURM_STEP_NUM_NODES", 1)) if is_launched() else 1
-
-
 def count_devices(devices: Any) -> int | None:
     """Return the number of devices that `trainer.devices` asks for; None if Lightning determines it."""
     if isinstance(devices, str) and "," in devices:
