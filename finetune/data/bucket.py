@@ -307,9 +307,11 @@ def _send(
     check_address(path)
     import obstore
 
+    longest = RETRY_SECONDS if seconds is None else seconds
+
     def ask() -> _Result:
-        client = _client(address, RETRY_SECONDS if seconds is None else seconds)
-        return _repeated(lambda: request(obstore, client, address.key))
+        client = _client(address, longest)
+        return _repeated(lambda: request(obstore, client, address.key), longest)
 
     try:
         if threading.current_thread() is not threading.main_thread():
@@ -319,8 +321,8 @@ def _send(
         raise error_in_words(str(address), error) from None
 
 
-def _repeated(request: Callable[[], _Result]) -> _Result:
-    """Return the result of a request, which is repeated if its answer breaks off.
+def _repeated(request: Callable[[], _Result], seconds: float) -> _Result:
+    """Return the result of a request, which is repeated so long if its answer breaks off or is not HTTP.
 
     obstore repeats requests that fail in other ways. If an answer breaks off, it requests the rest of an object's
     content, but not that of a list.
@@ -333,7 +335,8 @@ def _repeated(request: Callable[[], _Result]) -> _Result:
         try:
             return request()
         except exceptions.BaseError as error:
-            if "response body" not in str(error) or time.monotonic() - begin > START_SECONDS:
+            is_repeated = re.search("response body|error sending request", str(error))
+            if not is_repeated or time.monotonic() - begin > seconds:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)

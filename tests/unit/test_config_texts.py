@@ -81,9 +81,8 @@ def test_a_value_as_text_is_that_value(data):
     text = value if isinstance(value, str) else text.partition("\n...")[0].strip()
     if (setting.about.holds_names and value is None) or setting.name == "resume":
         return  # a class may be called null, and no run `no`
-    (found,) = make_layer(
-        "fit", Layer("finetune fit", "flag"), {setting.name: text}
-    ).values.values()
+    line = Layer("finetune fit", "flag", is_command_line=True)
+    (found,) = make_layer("fit", line, {setting.name: text}).values.values()
     assert found == value
 
 
