@@ -13,8 +13,7 @@ from finetune.fitting.decide import decide
 from finetune.fitting.fit import build
 from finetune.fitting.plan import start_ranks_with
 from finetune.models.candidates import is_choice
-from finetune.profiling.recorder import MeasurementDone, Recorder
-from finetune.profiling.summary import scaling, text
+from finetune.profiling.throughput import MeasurementDone, Recorder, scaling, text
 from finetune.settings.layers import Layer, Layers
 from finetune.settings.schema import BenchmarkSettings
 from finetune.system.files import check_target, replace_text

@@ -1,7 +1,8 @@
 """`finetune parity`: compare every way of using several devices with the same training on one device."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from rich.table import Table
 from finetune.distributed.launch import check_num_processes
 from finetune.parity import many_processes, one_process
 from finetune.parity.one_process import Trained, distance
-from finetune.profiling.step_timing import torch_threads
 from finetune.settings.all_commands import ParitySettings
 
 # Rounding depends on the order of sums, and its error grows with the steps: 1e-16 per sum in float64, 1e-7 in float32.
@@ -35,6 +35,17 @@ class Row:
     skipped: str = ""
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute with one thread within the context."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def parity(options: ParitySettings) -> None:
     """Train the same networks on the same images in every way that uses several devices, and compare the weights.
 
@@ -44,7 +55,7 @@ def parity(options: ParitySettings) -> None:
     has_gpus = torch.cuda.device_count() >= options.devices
     check_num_processes(options.devices, "cuda" if has_gpus else "cpu", "devices")
     with (
-        torch_threads(1),
+        _one_thread(),
         tempfile.TemporaryDirectory(prefix="finetune-parity-") as folder,
         Console(stderr=True).status("") as status,
     ):

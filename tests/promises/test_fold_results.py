@@ -29,7 +29,7 @@ from finetune.fitting import folds as fold_fits
 from finetune.fitting.fold_results import write_predictions
 from finetune.fitting.plan import Plan, read_plan
 from finetune.inference.predictor import Predictor
-from finetune.profiling.fit_length import Deadline
+from finetune.profiling.time_budget import Costs, measure
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.identity import fold_runs
 from finetune.runs.run_lock import release
@@ -434,12 +434,11 @@ def test_minutes_are_shared_by_folds_and_a_first_fold_that_fails_leaves_no_folde
 ):
     seconds = []
 
-    class Measured(Deadline):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            seconds.append(self.seconds)
+    def measured(*arguments: Any) -> Costs:
+        seconds.append(arguments[3])
+        return measure(*arguments)
 
-    monkeypatch.setattr("finetune.fitting.minutes.Deadline", Measured)
+    monkeypatch.setattr("finetune.fitting.minutes.measure", measured)
     quick = [word for word in QUICKEST if word not in ("--trainer.max_epochs", "1")]
     with pytest.raises(SystemExit) as stopped:
         run("fit", images, *quick, "--out", tmp_path, "--folds", "3", "--minutes", "1.5")

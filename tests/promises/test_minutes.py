@@ -10,8 +10,8 @@ import yaml
 from colours import QUICKEST
 from processes import finetune, run_script
 
-from finetune.profiling import fit_length
-from finetune.profiling.stopwatch import Costs
+from finetune.fitting import minutes
+from finetune.profiling.time_budget import Costs
 
 SHORT = [option for option in QUICKEST if option not in ("--trainer.max_epochs", "1")]
 SHORT += ["--test_after_fit", "false"]
@@ -19,28 +19,21 @@ SHORT += ["--test_after_fit", "false"]
 
 @pytest.fixture
 def tried(monkeypatch):
-    """A machine on which a batch takes so many seconds at 224 pixels, and the sizes of each trial."""
+    """A machine on which a batch takes so many seconds at 224 pixels, and the sizes that were measured."""
     sizes = []
 
-    def trial(model, data, trainer, *seconds):
+    def measure(model, data, trainer, *seconds):
         sizes.append(data.image_size)
         batch = tried.seconds * (data.image_size / 224) ** 2
         return Costs(
-            start=1.0,
-            batch=batch,
-            evaluate=0.0,
-            decode=0.0,
-            checkpoint=0.0,
-            size=1,
-            copying=0.0,
-            between=0.0,
+            start=1.0, train=batch / data.batch_size, evaluate=0.0, decode=0.0, between=0.0
         )
 
     def tried(seconds: float) -> list[int]:
         tried.seconds = seconds
         return sizes
 
-    monkeypatch.setattr(fit_length, "trial", trial)
+    monkeypatch.setattr(minutes, "measure", measure)
     return tried
 
 
@@ -112,9 +105,8 @@ import json, os
 from pathlib import Path
 
 from finetune.cli import main
-from finetune.fitting import fit
-from finetune.profiling import fit_length
-from finetune.profiling.stopwatch import Costs
+from finetune.fitting import fit, minutes
+from finetune.profiling.time_budget import Costs
 from forked import fork_devices
 
 
@@ -125,16 +117,16 @@ def recorded(parts, changed, train=fit.train):
     train(parts, changed)
 
 
-def trial(*_):
+def measure(model, data, *_):
     assert os.environ.get("LOCAL_RANK", "0") == "0"
     with open("trials", "a") as file:
         file.write("one\\n")
-    return Costs(0.0, 1.5, 0.0, 0.0, 0.0, 1, 0.0, 0.0)
+    return Costs(0.0, 1.5 / data.batch_size, 0.0, 0.0, 0.0)
 
 
 if __name__ == "__main__":
     fit.train = recorded
-    fit_length.trial = trial
+    minutes.measure = measure
     fork_devices(main)
     main()
 """
