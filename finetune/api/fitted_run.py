@@ -10,9 +10,9 @@ from finetune.commands.contact_sheet import RIGHT, SIDE, WRONG, caption_of, draw
 from finetune.data.samplers import SHEET, draw_indices
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
+from finetune.reports.inline_report import inline_report
 from finetune.runs.headline import headline
 from finetune.runs.identity import fold_runs
-from finetune.runs.inline_report import inline_report
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.record import read_run
 from finetune.runs.statistics import wilson
@@ -111,19 +111,22 @@ class FittedRun:
 
     def _sheet(self) -> tuple[str, str]:
         """Return a contact sheet of test images as a data URL, and a sentence about it; both "" if there is none."""
-        answers = self.record.answers or self.record.label_answers
-        if answers is None or not answers.paths or not self.best.is_file():
+        predictions = self.record.predictions
+        if predictions is None or not predictions.paths or not self.best.is_file():
             return "", ""
         viewer = image_viewer(Predictor(self.best))
-        chosen = np.sort(draw_indices(len(answers.paths), _NUM_SHOWN, SHEET, 0)).tolist()
+        chosen = np.sort(draw_indices(len(predictions.paths), _NUM_SHOWN, SHEET, 0)).tolist()
         seen = [
-            (i, image) for i in chosen if (image := viewer.see(answers.paths[i], SIDE)) is not None
+            (i, image)
+            for i in chosen
+            if (image := viewer.see(predictions.paths[i], SIDE)) is not None
         ]
         if not seen:
             return "", ""
         captions = [
-            (caption_of(answers, i), RIGHT if answers.is_right[i] else WRONG) for i, _ in seen
+            (caption_of(predictions, i), RIGHT if predictions.is_right[i] else WRONG)
+            for i, _ in seen
         ]
         sheet = draw_sheet(np.stack([image for _, image in seen]), captions, _COLUMNS)
-        about = f"{len(seen)} of {len(answers.paths):,} random test images: green is correct, red is wrong"
+        about = f"{len(seen)} of {len(predictions.paths):,} random test images: green is correct, red is wrong"
         return thumbnail(np.asarray(sheet), max(sheet.size)), about

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from finetune.data.checking.check_page import write_json, write_lists, write_page
 from finetune.data.checking.checks import (
     class_findings,
     file_findings,
@@ -34,6 +33,7 @@ from finetune.data.datasets.scan import scan
 from finetune.data.file_facts import UNKNOWN, equal_files
 from finetune.data.listing import ScanOptions
 from finetune.data.tables.table_columns import parse_columns
+from finetune.reports.check_page import write_json, write_lists, write_page
 from finetune.settings.all_commands import CheckSettings
 from finetune.system import openmp
 from finetune.system.files import check_target

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from finetune.runs.answers import Answers, LabelAnswers
+from finetune.runs.predictions_table import Predictions
 
 RIGHT = (22, 128, 60)
 WRONG = (190, 30, 45)
@@ -18,29 +18,11 @@ SIDE = 120
 _CAPTION = 22
 
 
-def caption_of(answers: Answers | LabelAnswers, i: int) -> str:
+def caption_of(predictions: Predictions, i: int) -> str:
     """Return the caption of image `i`: the predicted class or labels with their probabilities."""
-    names = answers.class_names
-    if isinstance(answers, LabelAnswers):
-        return labels_text(names, answers.probabilities[i], answers.predicted[i])
-    return caption_text(names[answers.predicted[i]], answers.confidence[i])
-
-
-def caption_text(label: str, probability: float) -> str:
-    """Return the caption of an image: the predicted class and its probability."""
-    return f"{label} {100 * probability:.0f} %"
-
-
-def labels_text(class_names: list[str], probabilities: np.ndarray, chosen: np.ndarray) -> str:
-    """Return the caption of an image with several labels: the predicted ones and their probabilities.
-
-    Args:
-        class_names: The labels.
-        probabilities: Of each label, (K,).
-        chosen: Whether each label is predicted, (K,) bool.
-    """
-    indices = np.flatnonzero(chosen)
-    texts = [caption_text(class_names[k], probabilities[k]) for k in indices]
+    p = predictions.probabilities[i]
+    chosen = np.flatnonzero(predictions.decided[i])
+    texts = [f"{predictions.names[k]} {100 * p[k]:.0f} %" for k in chosen]
     return ", ".join(texts) or "no label"
 
 

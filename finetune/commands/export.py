@@ -31,10 +31,10 @@ from finetune.inference.timm_folder import (
     readme,
     write_timm_folder,
 )
+from finetune.reports.model_card import model_card
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import ExportedCheckpoint, licence_of, packed
 from finetune.runs.headline import data_set
-from finetune.runs.model_card import model_card
 from finetune.runs.record import read_run
 from finetune.runs.run_search import is_run_folder
 from finetune.settings.all_commands import ExportSettings

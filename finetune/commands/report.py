@@ -4,10 +4,10 @@ from pathlib import Path
 
 from finetune.commands.run_places import local_results
 from finetune.data.addresses import is_address
-from finetune.fitting.report_page import measured_checkpoint, page_of
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
-from finetune.runs.comparison import write_comparison
+from finetune.reports.comparison import write_comparison
+from finetune.reports.report_page import measured_checkpoint, page_of
 from finetune.runs.headline import headline
 from finetune.runs.record import read_run
 from finetune.settings.all_commands import CompareSettings, ReportSettings

@@ -192,7 +192,7 @@ def _mistakes(images: "DataSet", place: str) -> dict[int, tuple[str, float]]:
 
 def _find_mistakes(images: "DataSet", record: "RunRecord") -> dict[int, tuple[str, float]]:
     """Return the mistakes of a run among the images, as in `Evidence`; none if it has other classes or labels."""
-    from finetune.review.doubts import find_label_mistakes, find_mistakes
+    from finetune.review.doubts import find_mistakes
     from finetune.runs.tested_images import tested_names
 
     by_name = {composed(name): i for i, name in enumerate(images.names())}
@@ -205,18 +205,13 @@ def _find_mistakes(images: "DataSet", record: "RunRecord") -> dict[int, tuple[st
         named = zip(paths, map(composed, tested_names(record)), strict=True)
         return same or {path: by_name[name] for path, name in named if name in by_name}
 
+    predictions = record.predictions
+    if predictions is None or predictions.is_single != (images.label_kind == "single"):
+        return {}
+    if not predictions.is_single and predictions.names != images.class_names:
+        return {}
     labels = images.targets.labels
-    single = record.answers
-    several = record.label_answers
-    if images.label_kind == "single" and single is not None:
-        return find_mistakes(single, index_of(single.paths), labels, images.class_names)
-    if (
-        images.label_kind == "several"
-        and several is not None
-        and several.class_names == images.class_names
-    ):
-        return find_label_mistakes(several, index_of(several.paths), labels)
-    return {}
+    return find_mistakes(predictions, index_of(predictions.paths), labels, images.class_names)
 
 
 def _is_cached(backbone: str) -> bool:

@@ -22,11 +22,11 @@ from finetune.distributed.launch import cluster_environment, num_processes
 from finetune.distributed.ranks import take_over
 from finetune.distributed.signals import StopAtOnce, is_rank_zero
 from finetune.distributed.waits import LimitWaits
+from finetune.reports.live_report import LiveReport
 from finetune.runs.checkpoint_io import AtomicCheckpointIO
 from finetune.runs.clock import Clock
 from finetune.runs.folder import Run, RunFolder
 from finetune.runs.lightning_callbacks import Rates
-from finetune.runs.live_report import LiveReport
 from finetune.runs.local_copies import address_of, local_copy
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints

@@ -424,7 +424,7 @@ def _check_threshold(parts: Parts, calibration: Calibration) -> None:
 def _write_report(run: Run, record: RunRecord, data: ImageDataModule) -> str:
     """Write the report of a run, and return its path; "" if that fails, which does not harm the run."""
     # with matplotlib, which takes half a second
-    from finetune.fitting.report_page import page_of
+    from finetune.reports.report_page import page_of
     from finetune.training.augmented_sheet import write_augmented
 
     assert run.path is not None

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from finetune.runs.answers import Answers, LabelAnswers
 from finetune.runs.outcome import INTERVAL, mean_precision_interval
+from finetune.runs.predictions_table import Predictions
 from finetune.runs.record import RunRecord
 from finetune.system.files import replacing
 from finetune.training.calibration import Calibration
@@ -17,16 +17,15 @@ from finetune.training.measure import calibration_error, measure_classes, measur
 # Shapes: N images, K classes or labels.
 
 
-def answers_of(run: RunRecord) -> Answers | LabelAnswers:
+def predictions_of(run: RunRecord) -> Predictions:
     """Return the predictions of a fold for the images that it tested.
 
     Raises:
         ValueError: It has none.
     """
-    answers = run.answers or run.label_answers
-    if not run.result or answers is None:
+    if not run.result or run.predictions is None:
         raise ValueError(f"{run.path} has no result of its test, so the folds cannot be joined")
-    return answers
+    return run.predictions
 
 
 def merged_result(runs: Sequence[RunRecord], joined: Calibration) -> dict[str, Any]:
@@ -42,14 +41,16 @@ def merged_result(runs: Sequence[RunRecord], joined: Calibration) -> dict[str, A
     """
     results = [run.result for run in runs]
     names = results[0]["class_names"]
-    of_labels = [run.label_answers for run in runs if run.label_answers is not None]
-    if of_labels:
-        columns = ((a.probabilities, a.labels, a.predicted) for a in of_labels)
-        p, labels, predicted = map(np.concatenate, zip(*columns, strict=True))
-        values, tables = measure_labels(p, p, labels, predicted, names, has_interval=True)
-    else:
+    parts = [predictions_of(run) for run in runs]
+    columns = ((part.probabilities, part.labels, part.decided) for part in parts)
+    p, labels, decided = map(np.concatenate, zip(*columns, strict=True))
+    if parts[0].is_single:
         values, tables = measure_classes(_sum_of(runs, "confusion_matrix"), names)
-        values["calibration_error"] = _calibration_error(runs)
+        # of the most probable classes, which a threshold may overrule
+        is_right = labels[np.arange(len(p)), p.argmax(axis=1)]
+        values["calibration_error"] = calibration_error(p.max(axis=1), is_right)
+    else:
+        values, tables = measure_labels(p, p, labels, decided, names, has_interval=True)
     values["loss"] = _loss(results)
     return {
         **{f"test/{name}": None if np.isnan(v) else float(v) for name, v in values.items()},
@@ -81,35 +82,20 @@ def _loss(results: Sequence[dict[str, Any]]) -> float:
 
 def _row_of_fold(number: int, run: RunRecord) -> dict[str, Any]:
     """Return the row of a fold in test.json."""
-    answers = answers_of(run)
+    predictions = predictions_of(run)
     row = {
         "fold": number,
         "run": f"fit/{run.path.name}",
-        "num_images": len(answers.paths),
-        "num_right": int(answers.is_right.sum()),
+        "num_images": len(predictions.paths),
+        "num_right": int(predictions.is_right.sum()),
         "loss": run.result["test/loss"],
         "best_epoch": run.best[0] if run.best else None,
     }
-    if run.label_answers is None:
+    if predictions.is_single:
         return row
     value = run.result["test/mAP"]
     bounds = None if value is None else list(mean_precision_interval(run.result))
     return {**row, "mAP": value, INTERVAL: bounds}
-
-
-def _calibration_error(runs: Sequence[RunRecord]) -> float:
-    """Return the calibration error of the most probable classes, which a threshold may overrule."""
-    confidence = []
-    is_right = []
-    for run in runs:
-        answers = run.answers
-        assert answers is not None
-        p = answers.probabilities
-        has_two = p is not None and p.shape[1] == 2
-        confidence.append(p.max(axis=1) if p is not None and has_two else answers.confidence)
-        top = p.argmax(axis=1) if p is not None and has_two else answers.predicted
-        is_right.append(top == answers.labels)
-    return calibration_error(np.concatenate(confidence), np.concatenate(is_right))
 
 
 def write_predictions(runs: Sequence[Path], target: Path) -> None:
@@ -160,7 +146,7 @@ def merged_about(runs: Sequence[RunRecord], first: dict[str, Any]) -> dict[str, 
         totals = _sum_of(runs, "label_counts")[:, 1].sum(axis=1).tolist()
     else:
         totals = _sum_of(runs, "confusion_matrix").sum(axis=1).tolist()
-    num_images = sum(len(answers_of(run).paths) for run in runs)
+    num_images = sum(len(predictions_of(run).paths) for run in runs)
     counts = dict(zip(result["class_names"], totals, strict=True))
     facts = {"counts": counts, "num_images": num_images}
     num = len(runs)

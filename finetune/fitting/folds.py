@@ -15,10 +15,15 @@ from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.distributed.child_command import start_command, wait_for
 from finetune.fitting.build import data_arguments, open_data
 from finetune.fitting.evaluate import evaluate
-from finetune.fitting.fold_results import answers_of, merged_about, merged_result, write_predictions
+from finetune.fitting.fold_results import (
+    merged_about,
+    merged_result,
+    predictions_of,
+    write_predictions,
+)
 from finetune.fitting.plan import Plan, plan_file
-from finetune.fitting.report_page import page_of
 from finetune.inference.joined_checkpoint import join_checkpoints
+from finetune.reports.report_page import page_of
 from finetune.runs.changes import Changes, changes_from, check_changes, describe_held
 from finetune.runs.folder import Run, has_result, last_checkpoint, missing_folders, remove_empty
 from finetune.runs.identity import KEY, fold_runs
@@ -197,14 +202,14 @@ def _write_beginning(folder: Path, plan: Plan) -> None:
 def _conclude(folder: Path, plan: Plan) -> None:
     """Join the results of the folds, and print them."""
     runs = [read_run(run) for run in fold_runs(folder)]
-    answers = [answers_of(run) for run in runs]
+    predictions = [predictions_of(run) for run in runs]
     with only_errors("finetune.data"):  # the folds have logged the same
         data = open_data(plan.settings.data)
         data.read()
     checkpoint = folder / "checkpoints" / "best.ckpt"
     calibration = join_checkpoints(
         [run.path / "checkpoints" / "best.ckpt" for run in runs],
-        answers,
+        predictions,
         checkpoint,
         data.fingerprint,
     )

@@ -1,6 +1,7 @@
 """Loads images for reports: prepared as for the network, with or without a class activation map over them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
@@ -8,11 +9,25 @@ import numpy as np
 from finetune.data.decode import DecodeError, decode
 from finetune.inference.class_activation import why_not_shown
 from finetune.inference.predictor import Predictor
-from finetune.runs.highlights import ImageViewer
 
 # Shapes: h and w pixels, u x v positions of a network's last feature maps.
 
 _BATCH_SIZE = 16
+
+
+@dataclass(frozen=True)
+class ImageViewer:
+    """Functions with which a page loads images and heat maps.
+
+    Attributes:
+        see: Returns the image of a path, prepared as for the network, (h, w, 3) uint8, with a width in pixels; None if
+            it cannot be read.
+        overlay: Returns a heat map (h, w, 3) uint8 for each image and its class, with a width in pixels; or a sentence
+            with the reason why there are no heat maps.
+    """
+
+    see: Callable[[str, int], np.ndarray | None]
+    overlay: Callable[[Sequence[str], Sequence[int], int], list[np.ndarray] | str]
 
 
 def image_viewer(predictor: Predictor) -> ImageViewer:

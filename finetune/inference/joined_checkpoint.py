@@ -13,8 +13,8 @@ from finetune.data.seen_record import read_record
 from finetune.inference.calibrated_head import calibrated_head
 from finetune.models.image_classifier import build_image_classifier
 from finetune.models.stages import head_name
-from finetune.runs.answers import Answers, LabelAnswers
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from finetune.runs.predictions_table import Predictions
 from finetune.training.calibration import Calibration, read_calibration, with_thresholds
 from finetune.training.checkpoint_settings import model_settings
 
@@ -28,7 +28,7 @@ _PREFIX = "network."
 
 def join_checkpoints(
     paths: Sequence[Path],
-    answers: Sequence[Answers | LabelAnswers],
+    predictions: Sequence[Predictions],
     target: Path,
     fingerprint: str,
 ) -> Calibration:
@@ -39,7 +39,7 @@ def join_checkpoints(
 
     Args:
         paths: Checkpoints of one network and one data set, as the folds of a cross-validation write them.
-        answers: The predictions of each checkpoint for images that only the others were trained on.
+        predictions: The predictions of each checkpoint for images that only the others were trained on.
         target: The checkpoint to write.
         fingerprint: Fingerprint of the data set without folds.
 
@@ -49,7 +49,7 @@ def join_checkpoints(
     parts = [read_checkpoint(path) for path in paths]
     first = parts[0]
     calibrations = [read_calibration(part) for part in parts]
-    joined_calibration = _joined_calibration(calibrations, answers)
+    joined_calibration = _joined_calibration(calibrations, predictions)
     state = {
         name: value for name, value in first["state_dict"].items() if not name.startswith(_PREFIX)
     }
@@ -90,7 +90,7 @@ def join_checkpoints(
 
 
 def _joined_calibration(
-    calibrations: Sequence[Calibration], answers: Sequence[Answers | LabelAnswers]
+    calibrations: Sequence[Calibration], predictions: Sequence[Predictions]
 ) -> Calibration:
     """Return a calibration that leaves the mean of calibrated probabilities as it is, with thresholds for it."""
     first = calibrations[0]
@@ -98,17 +98,11 @@ def _joined_calibration(
     joined = first.without_scaling()._replace(num_images=num_validated)
     if first.label_kind == "single" and first.aim is None:
         return joined
-    labels = np.concatenate([answer.labels for answer in answers])
-    return with_thresholds(joined, _probabilities(answers), labels, first.aim)
-
-
-def _probabilities(answers: Sequence[Answers | LabelAnswers]) -> np.ndarray:
-    """Return the probability of each class for the images of all folds, (N, K)."""
-    rows = [answer.probabilities for answer in answers if answer.probabilities is not None]
-    assert len(rows) == len(answers), (
-        "with two classes or several labels, predictions have all probabilities"
-    )
-    return np.concatenate(rows)
+    p = np.concatenate([part.probabilities for part in predictions])
+    labels = np.concatenate([part.labels for part in predictions])
+    if first.label_kind == "single":
+        labels = labels.argmax(axis=1)
+    return with_thresholds(joined, p, labels, first.aim)
 
 
 def _calibrated_members(

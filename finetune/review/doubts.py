@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.data.data_set import DataSet, label_set_name
-from finetune.runs.answers import Answers, LabelAnswers
+from finetune.runs.predictions_table import Predictions
 
 
 class _Tier(IntEnum):
@@ -55,9 +55,7 @@ class Evidence:
 
     def names_of(self, i: int, names: Sequence[str]) -> str:
         """Return the labels of image i as a text."""
-        if not self.has_several:
-            return names[int(self.labels[i])]
-        return label_set_name([names[k] for k in np.flatnonzero(self.labels[i]).tolist()])
+        return label_set_name([names[int(k)] for k in _classes_of(self.labels[i])])
 
 
 @dataclass(frozen=True)
@@ -125,6 +123,11 @@ def order_images(data: DataSet, evidence: Evidence) -> Order:
     return Order(images.astype(np.int64), reasons)
 
 
+def _classes_of(labels: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Return the classes of an image, from the index of its class or from whether it has each label (K,)."""
+    return labels.reshape(1) if labels.ndim == 0 else np.flatnonzero(labels)
+
+
 def _agreement(evidence: Evidence) -> NDArray[np.float64] | None:
     """Return the out-of-fold probability that an image has a label as stated; None without probabilities.
 
@@ -184,48 +187,32 @@ def _suggested(p: NDArray[np.float64], labels: NDArray[np.integer], names: Seque
 
 
 def find_mistakes(
-    answers: Answers, index_of: Mapping[str, int], labels: NDArray[np.int64], names: Sequence[str]
+    predictions: Predictions,
+    index_of: Mapping[str, int],
+    labels: NDArray[np.integer],
+    names: Sequence[str],
 ) -> dict[int, tuple[str, float]]:
-    """Return the images that a run has predicted wrongly: the predicted class and the probability of the label.
+    """Return the images that a run has predicted wrongly.
+
+    The values are the predicted class or labels, and the lowest probability that a label of the image, or its absence,
+    is right.
 
     Args:
-        answers: The predictions of the run for its test images.
+        predictions: Those of the run for its test images.
         index_of: The index of each image of the review by its path.
-        labels: Class index of each image of the review, (N,).
-        names: The classes of the review.
+        labels: The labels of each image of the review, as in `Evidence`.
+        names: The classes of the review, (K,).
     """
     mistakes = {}
-    for row, path in enumerate(answers.paths):
+    for row, path in enumerate(predictions.paths):
         i = index_of.get(path)
-        predicted = answers.class_names[int(answers.predicted[row])]
-        if i is None or predicted not in names or predicted == names[int(labels[i])]:
+        if i is None:
             continue
-        probability = 1 - float(answers.confidence[row])
-        name = names[int(labels[i])]
-        if answers.probabilities is not None and name in answers.class_names:
-            probability = float(answers.probabilities[row, answers.class_names.index(name)])
-        mistakes[i] = (predicted, probability)
-    return mistakes
-
-
-def find_label_mistakes(
-    answers: LabelAnswers, index_of: Mapping[str, int], labels: NDArray[np.uint8]
-) -> dict[int, tuple[str, float]]:
-    """Return the images with several labels that a run has predicted wrongly.
-
-    The values are the predicted labels, and the lowest probability that a label of the image, or its absence, is right.
-
-    Args:
-        answers: The predictions of the run for its test images.
-        index_of: The index of each image of the review by its path.
-        labels: Whether each image of the review has each of the labels of the run, (N, K), 0 or 1.
-    """
-    mistakes = {}
-    for row, path in enumerate(answers.paths):
-        i = index_of.get(path)
-        if i is None or np.array_equal(answers.predicted[row], labels[i] == 1):
+        stated = {names[int(k)] for k in _classes_of(labels[i])}
+        decided = predictions.named(predictions.decided[row])
+        if {*decided} == stated or not {*decided} <= {*names}:
             continue
-        p = answers.probabilities[row]
-        predicted = label_set_name(answers.named(answers.predicted[row]))
-        mistakes[i] = (predicted, float(np.where(labels[i] == 1, p, 1 - p).min()))
+        p = predictions.probabilities[row]
+        is_stated = [name in stated for name in predictions.names]
+        mistakes[i] = (label_set_name(decided), float(np.where(is_stated, p, 1 - p).min()))
     return mistakes

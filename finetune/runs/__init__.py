@@ -1,4 +1,4 @@
-"""The files of a run: writing them, resuming from them, and the pages that are made from them.
+"""The files of a run: writing them, reading them, and resuming from them.
 
 The folder:
 - `folder` is the folder of a run, with its config.yaml and about.json.
@@ -33,14 +33,10 @@ During a fit:
 - `worse_than_start` warns if training makes the network worse.
 - `run_logger` is the base of `tensorboard_logger`, `wandb_logger` and `mlflow_logger`.
 
-Reading a run, and pages:
-- `record` reads the whole folder, `answers` the predictions for the test images. `tested_images` names the test images
-  as other runs may, too.
-- `html_report` writes report.html (`label_report` its parts about several labels), and `live_report` writes it during
-  the run. They use `charts`, `highlights` (selected images), `headline` (the result in one sentence), `model_card` and
-  `statistics`.
-- `comparison` compares runs on one page. `inline_report` shows a report in a notebook.
+Reading a run:
+- `record` reads the whole folder, `predictions_table` the predictions for the test images. `tested_images` names these
+  as other runs may, too. `headline` is the result in one sentence, and `statistics` has intervals and curves.
 - `licence` states the licence of the weights that training started from.
 
-Another file of a run gets a module here, and so does another page or logger.
+Another file of a run gets a module here, and so does another logger. Pages are in `reports`.
 """

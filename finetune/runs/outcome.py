@@ -1,7 +1,6 @@
-"""The result of an evaluation in a line and, for several labels an image, in a row for each label, with intervals."""
+"""The result of an evaluation in a line, with its interval."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,57 +25,6 @@ METRICS = (
     "calibration_error_before_scaling",
     "calibration_error",
 )
-
-
-@dataclass(frozen=True)
-class LabelRow:
-    """The metrics of a label. Each is its value and the ends of its 95 % interval; None if it is undefined.
-
-    Attributes:
-        name: The label.
-        num_images: Number of images with the label.
-        num_predicted: Number of images for which it is predicted.
-        precision: Share of the predictions that are right.
-        recall: Share of the images with the label for which it is predicted.
-        average_precision: Mean precision over all thresholds.
-    """
-
-    name: str
-    num_images: int
-    num_predicted: int
-    precision: tuple[float, float, float] | None
-    recall: tuple[float, float, float] | None
-    average_precision: tuple[float, float, float] | None
-
-
-def label_rows(result: Mapping[str, Any], split: str = "test") -> list[LabelRow]:
-    """Return a row for each label of an evaluation.
-
-    All intervals are Wilson's. An average precision is treated as a share of the images with the label, as in
-    `best_epoch.num_trials_of_labels`.
-
-    Args:
-        result: The content of test.json or val.json.
-        split: The prefix of its metrics: `test` or `val`.
-    """
-    rows = []
-    for name, counts in zip(result["class_names"], result["label_counts"], strict=True):
-        (_, false_positives), (false_negatives, hits) = counts
-        average = result.get(f"{split}/average_precision/{name}")
-        num_images = hits + false_negatives
-        rows.append(
-            LabelRow(
-                name=name,
-                num_images=num_images,
-                num_predicted=hits + false_positives,
-                precision=_with_interval(hits, hits + false_positives),
-                recall=_with_interval(hits, num_images),
-                average_precision=None
-                if average is None
-                else _with_interval(average * num_images, num_images),
-            )
-        )
-    return rows
 
 
 def outcome_line(result: Mapping[str, Any], split: str = "test") -> str:
@@ -155,7 +103,3 @@ def mean_precision_text(value: float, interval: tuple[float, float]) -> str:
     """Return a mean average precision with its 95 % interval: `0.842 (95 % interval 0.801–0.876)`."""
     low, high = interval
     return f"{value:.3f} (95 % interval {low:.3f}–{high:.3f})"
-
-
-def _with_interval(num_right: float, num: int) -> tuple[float, float, float] | None:
-    return (num_right / num, *wilson(num_right, num)) if num else None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # pages read the separator without torch
 UNSURE = "unsure"  # predicted instead of a class that is not probable enough
 DIGITS = 7  # of a probability
 _MOST_PRINTED = 4  # classes of a single image, next to the predicted ones
-_MANY_CLASSES = 50  # with more classes, the rows of `test` have the five most probable classes only
+MANY_CLASSES = 50  # with more classes, the rows of `test` have the five most probable classes only
 _SEPARATORS = (";", "|", "\t")
 
 # Shapes: B images, K classes.
@@ -39,7 +39,7 @@ class ClassRows:
         self, names: Sequence[str], split: str, top_k: int | None, abstain_below: float
     ) -> None:
         if split == "test":
-            top_k = 5 if len(names) > _MANY_CLASSES else None
+            top_k = 5 if len(names) > MANY_CLASSES else None
         elif top_k is not None and top_k > len(names):
             raise WrongUsage(f"--top_k {top_k}: there are only {len(names)} classes")
         if split != "test" and abstain_below and UNSURE in names:

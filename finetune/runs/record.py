@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
-from finetune.runs.answers import Answers, LabelAnswers, read_answers, read_label_answers
 from finetune.runs.best_epoch import MONITORS, chosen_epoch, describe
 from finetune.runs.interpolation_record import FILE, Interpolation
 from finetune.runs.metrics_csv import read_metrics
@@ -20,11 +19,10 @@ from finetune.runs.outcome import (
     mean_precision_text,
     num_validated,
 )
+from finetune.runs.predictions_table import Predictions
 from finetune.runs.result_file import read_result
 from finetune.runs.side_files import read_side_file
 from finetune.runs.statistics import accuracy_line
-
-_Answers = TypeVar("_Answers", Answers, LabelAnswers)
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,7 @@ class RunRecord:
         metrics: Rows of steps.csv.
         seconds: seconds.json.
         result: test.json.
-        answers: test_predictions.csv, or predictions.csv of a cross-validation; None if images have several labels.
-        label_answers: test_predictions.csv if images have several labels.
+        predictions: test_predictions.csv, or predictions.csv of a cross-validation.
         skipped: Lines of skipped.txt.
         interpolation: kept_weights.json; None if the run did not interpolate its weights.
     """
@@ -52,10 +49,9 @@ class RunRecord:
     metrics: list[dict[str, str]]
     seconds: dict[str, float]
     result: dict[str, Any]
-    answers: Answers | None
+    predictions: Predictions | None
     skipped: list[str]
     interpolation: Interpolation | None = None
-    label_answers: LabelAnswers | None = None
 
     @property
     def has_labels(self) -> bool:
@@ -185,11 +181,10 @@ def read_run(path: Path) -> RunRecord:
     names: Sequence[str] = result.get("class_names", ())
     skipped = path / "skipped.txt"
     begun_in = about.get("folder") or result.get("folder", "")
-    answers = label_answers = None
-    if rows.is_file() and names and "label_counts" in result:
-        label_answers = _with_existing_paths(read_label_answers(rows, names), begun_in)
-    elif rows.is_file() and names:
-        answers = _with_existing_paths(read_answers(rows, names), begun_in)
+    predictions = None
+    if rows.is_file() and names:
+        predictions = Predictions.read(rows, names, is_single="label_counts" not in result)
+        predictions = _with_existing_paths(predictions, begun_in)
     return RunRecord(
         path=path,
         about=about,
@@ -198,12 +193,11 @@ def read_run(path: Path) -> RunRecord:
         metrics=_metrics(path / "steps.csv"),
         seconds=read_side_file(path / "seconds.json"),
         result=result,
-        answers=answers,
+        predictions=predictions,
         skipped=skipped.read_text("utf-8", "surrogateescape").splitlines()
         if skipped.is_file()
         else [],
         interpolation=Interpolation.from_plain(interpolation) if interpolation else None,
-        label_answers=label_answers,
     )
 
 
@@ -226,12 +220,14 @@ def _metrics(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _with_existing_paths(answers: _Answers, folder: str) -> _Answers:
+def _with_existing_paths(predictions: Predictions, folder: str) -> Predictions:
     """Return predictions with paths that are valid in the working directory.
 
     Args:
-        answers: Predictions, whose paths may be relative to `folder`.
+        predictions: Predictions, whose paths may be relative to `folder`.
         folder: The working directory of the run; "" if it is unknown, then the present one is tried.
     """
-    joined = [(path, os.path.join(folder or os.getcwd(), path)) for path in answers.paths]
-    return replace(answers, paths=[full if os.path.isfile(full) else path for path, full in joined])
+    joined = [(path, os.path.join(folder or os.getcwd(), path)) for path in predictions.paths]
+    return replace(
+        predictions, paths=[full if os.path.isfile(full) else path for path, full in joined]
+    )

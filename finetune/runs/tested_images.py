@@ -13,8 +13,7 @@ def tested_names(run: RunRecord) -> list[str]:
     """
     folder = run.result.get("image_folder")  # for an archive or a dataset of the hub, in the cache
     prefix = os.path.join(_absolute(run, str(folder)) if folder else data_folder(run), "")
-    answers = run.answers or run.label_answers
-    paths = answers.paths if answers else []
+    paths = run.predictions.paths if run.predictions else []
     return [_absolute(run, path).removeprefix(prefix) for path in paths]
 
 

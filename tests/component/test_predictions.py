@@ -24,10 +24,10 @@ from torch.utils.data import DataLoader
 
 from finetune.data.targets import ClassIndex, MultiHot
 from finetune.runs import predictions
-from finetune.runs.answers import read_answers, read_label_answers
 from finetune.runs.folder import Run
 from finetune.runs.prediction_rows import ClassRows
 from finetune.runs.predictions import AnswersWriter, PredictionWriter
+from finetune.runs.predictions_table import Predictions
 from finetune.training.calibration import Calibration
 from finetune.training.outputs import Outputs
 from finetune.training.task import MultiLabel, SingleLabel
@@ -169,30 +169,35 @@ def test_test_predictions_csv_is_read_as_it_was_written(paths, names, num_bad, h
         trainer(Path(folder), writer).test(network, Images(paths, targets), verbose=False)
         target = Path(folder) / "test_predictions.csv"
         assert [row["path"] for row in read(target)] == paths
-        reader = read_label_answers if has_several else read_answers
-        answers = reader(target, names)
+        found = Predictions.read(target, names, is_single=not has_several)
     good = [i for i in range(num) if i not in bad]
-    assert answers.paths == [paths[i] for i in good]
-    assert answers.unread == [paths[i] for i in sorted(bad)]
-    np.testing.assert_array_equal(answers.labels, labels[good])
-    np.testing.assert_array_equal(answers.predicted, network.decided.numpy()[good])
+    assert found.paths == [paths[i] for i in good]
+    assert found.unread == [paths[i] for i in sorted(bad)]
+    decided = network.decided.numpy()
+    if not has_several:
+        labels, decided = (np.eye(num_classes, dtype=bool)[of] for of in (labels, decided))
+    np.testing.assert_array_equal(found.labels, labels[good])
+    np.testing.assert_array_equal(found.decided, decided[good])
     np.testing.assert_allclose(
-        answers.probabilities, probabilities[good].reshape(-1, num_classes), atol=5.1e-8
+        found.probabilities, probabilities[good].reshape(-1, num_classes), atol=5.1e-8
     )
-    right = answers.labels == answers.predicted
-    np.testing.assert_array_equal(answers.is_right, right.all(axis=1) if has_several else right)
+    np.testing.assert_array_equal(found.is_right, (labels == decided)[good].all(axis=1))
 
 
 def test_test_predictions_of_very_many_classes_have_the_best_five(tmp_path):
     names = [f"class {i}" for i in range(60)]
     writer = AnswersWriter(Run(tmp_path, "test", tmp_path))
     targets = ClassIndex(np.array([7]), 60)
-    network = Network(drawn(1, 60), names)
+    p = drawn(1, 60)
+    network = Network(p, names)
     trainer(tmp_path, writer).test(network, Images(["x.png"], targets), verbose=False)
     target = tmp_path / "test_predictions.csv"
     (row,) = read(target)
     assert "class_5" in row and "class_6" not in row and "p_class 1" not in row
-    assert read_answers(target, names).probabilities is None
+    found = Predictions.read(target, names, is_single=True)
+    best = p[0].argsort(descending=True)[:5]
+    np.testing.assert_allclose(found.probabilities[0, best], p[0, best], atol=5.1e-8)
+    assert not found.has_all_probabilities and (found.probabilities > 0).sum() == 5
 
 
 # The columns of predictions

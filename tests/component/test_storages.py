@@ -22,7 +22,6 @@ from finetune import Classifier, ImageFolderData
 from finetune.data import bucket
 from finetune.data.addresses import StorageError
 from finetune.data.archives import unpacked
-from finetune.data.checking.check_page import write_lists
 from finetune.data.checking.findings import Finding, Row, as_plain
 from finetune.data.checking.first_look import first_look
 from finetune.data.datasets.folders import class_folders
@@ -42,6 +41,7 @@ from finetune.data.mirror import Ahead, Mirror, map_files, mirror_of
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.seen_record import build_record
 from finetune.data.walk import Skipped, find_images
+from finetune.reports.check_page import write_lists
 from finetune.system.messages import shown
 from finetune.system.process_folder import process_folder
 

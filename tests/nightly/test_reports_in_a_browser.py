@@ -9,9 +9,9 @@ from browser import dom_after, evaluate, needs_browser, scroll_widths
 from labels_folder import drawn, write_labels_run
 from run_folders import write_run
 
-from finetune.runs.comparison import write_comparison
-from finetune.runs.highlights import ImageViewer
-from finetune.runs.html_report import write_report
+from finetune.inference.image_viewer import ImageViewer
+from finetune.reports.comparison import write_comparison
+from finetune.reports.report import write_report
 from finetune.runs.record import read_run
 
 pytestmark = needs_browser

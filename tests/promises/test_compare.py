@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from run_folders import write_run
 
-from finetune.runs.comparison import Pair, paired, write_comparison
-from finetune.runs.highlights import ImageViewer
+from finetune.inference.image_viewer import ImageViewer
+from finetune.reports.comparison import Pair, paired, write_comparison
 from finetune.runs.local_copies import download_place
 from finetune.runs.record import RunRecord, read_run
 
@@ -103,7 +103,7 @@ def test_compare_knows_an_image_by_any_way_to_it_and_links_to_one_file_as_two(
         rows.write_text(content.replace(f"{tmp_path}/photos", name))
         assert isinstance(paired(a, read_run(b.path)), Pair)
     (tmp_path / "blob").touch()
-    for path in a.answers.paths:
+    for path in a.predictions.paths:
         Path(path).unlink()
         Path(path).symlink_to(tmp_path / "blob")
     pair = paired(a, b)
@@ -142,7 +142,7 @@ def test_compare_of_several_labels_counts_images_with_all_labels_right(compare, 
         read_run(labels_folder.write_labels_run(tmp_path / name, labels, values))
         for name, values in (("a", p), ("b", better))
     )
-    right_a, right_b = (run.label_answers.is_right for run in (a, b))
+    right_a, right_b = (run.predictions.is_right for run in (a, b))
     pair = paired(a, b)
     assert isinstance(pair, Pair) and pair.both == (right_a & right_b).sum()
     assert len(pair.only_b) == (right_b & ~right_a).sum() > 0

@@ -176,9 +176,9 @@ def test_test_metrics_are_those_of_the_written_rows(run, images):
     interval = bootstrap_interval(average, y == 1, p)
     assert result["mAP_interval"] == pytest.approx(interval)
     assert FittedRun(run).interval == tuple(result["mAP_interval"])
-    answers = read_run(run).label_answers
-    assert (answers.labels == y).all() and (answers.predicted == predicted).all()
-    assert answers.is_right.mean() == pytest.approx(result["test/exact_match"])
+    found = read_run(run).predictions
+    assert (found.labels == y).all() and (found.decided == predicted).all()
+    assert found.is_right.mean() == pytest.approx(result["test/exact_match"])
 
 
 @pytest.mark.slow

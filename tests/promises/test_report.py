@@ -24,15 +24,16 @@ from run_folders import write_run
 from sklearn import metrics
 from tiny_module import trainer
 
-from finetune.runs import html_report
-from finetune.runs.answers import Answers
+from finetune.inference.image_viewer import ImageViewer
+from finetune.reports import class_sections
+from finetune.reports.class_metrics import class_metrics
+from finetune.reports.class_sections import image_sections, matrix
+from finetune.reports.live_report import LiveReport
+from finetune.reports.report import write_report
+from finetune.reports.test_images import highlights
 from finetune.runs.folder import Run
 from finetune.runs.headline import headline
-from finetune.runs.highlights import ImageViewer, kinds
-from finetune.runs.html_report import write_report
-from finetune.runs.label_report import label_highlights, label_sections
-from finetune.runs.live_report import LiveReport
-from finetune.runs.outcome import label_rows
+from finetune.runs.predictions_table import Predictions
 from finetune.runs.record import read_run
 
 CPU = ("--trainer.accelerator", "cpu", "--workers", 0)
@@ -148,7 +149,7 @@ def test_a_report_that_cannot_be_written_takes_nothing_from_the_run(
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("a library's own")
 
-    monkeypatch.setattr("finetune.fitting.report_page.write_report", fails)
+    monkeypatch.setattr("finetune.reports.report_page.write_report", fails)
     cli("fit", colours, *QUICKEST, "--report", "true")
     said = caplog.text + capsys.readouterr().err
     assert "finetune report runs/fit/version_0" in said
@@ -214,7 +215,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def forget_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html_report, "max_per_cell", lambda counts: 1)
+    monkeypatch.setattr(class_sections, "max_per_section", lambda counts: 1)
 
 
 @promise("report", controls=[forget_a_cell])
@@ -291,15 +292,16 @@ def test_a_report_of_many_classes_lists_pairs_stays_small_and_says_why_heat_maps
 
 
 def test_the_most_telling_images_come_first():
-    labels, predicted = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 0, 1])
-    confidence = np.array([0.9, 0.6, 0.7, 0.8, 0.95, 0.55])
+    labels, decided = (np.eye(2, dtype=bool)[of] for of in ([0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 1]))
+    confidence = np.array([[0.9], [0.6], [0.7], [0.8], [0.95], [0.55]])
+    p = np.where(decided, confidence, 1 - confidence)
     paths = [f"{i}.png" for i in range(6)]
-    answers = Answers(["a", "b"], paths, labels, predicted, confidence, None, [])
-    mistakes, uncertain, best = (chosen.tolist() for _, _, chosen in kinds(answers))
+    found = Predictions(["a", "b"], paths, True, labels, decided, p, [])
+    mistakes, uncertain, best = ([i for i, _ in kind.chosen] for kind in highlights(found, []))
     assert mistakes == [4, 2]  # wrong ones alone, the surest first
     assert uncertain == [5, 1, 2, 3, 0, 4]
     assert best == [0, 3, 1, 5]  # a class at a time, its surest first
-    assert answers.of(0, 0).tolist() == [0, 1] and answers.of(0, 1).tolist() == [2]
+    assert found.taken_for(0, 0).tolist() == [0, 1] and found.taken_for(0, 1).tolist() == [2]
 
 
 FOUND = {
@@ -354,27 +356,26 @@ def labels_run(tmp_path: Path) -> Path:
 @promise("report")
 def test_the_report_of_several_labels_has_the_metrics_of_scikit_learn(labels_run):
     record = read_run(labels_run)
-    sections = label_sections(record, VIEWER)
-    rows = zip(label_rows(record.result), sections.metrics, strict=True)
-    for k, (row, found) in enumerate(rows):
+    for k, row in enumerate(class_metrics(record.result)):
         y, decided = TRUE[:, k], PREDICTED[:, k]
         assert row.precision[0] == pytest.approx(metrics.precision_score(y, decided))
         assert row.recall[0] == pytest.approx(metrics.recall_score(y, decided))
-        assert found.f1 == pytest.approx(metrics.f1_score(y, decided))
+        assert row.f1 == pytest.approx(metrics.f1_score(y, decided))
         average = metrics.average_precision_score(y, PROBABILITIES[:, k])
         assert row.average_precision[0] == pytest.approx(average)
-        assert (found.num_missed, found.num_false) == ((y & ~decided).sum(), (decided & ~y).sum())
-    together = [[count for count, _ in row] for row in sections.together]
+        assert (row.num_missed, row.num_false) == ((y & ~decided).sum(), (decided & ~y).sum())
+    together = [[cell.count for cell in row] for row in matrix(record.result).rows]
     assert together == (TRUE.T.astype(int) @ TRUE.astype(int)).tolist()
-    mistakes = {one.id: one for one in sections.mistakes}
+    mistakes = {one.id: one for one in image_sections(record.predictions, VIEWER)}
     for k in range(3):
         missed, false = TRUE[:, k] & ~PREDICTED[:, k], PREDICTED[:, k] & ~TRUE[:, k]
         for key, chosen, sign in ((f"missed-{k}", missed, 1), (f"false-{k}", false, -1)):
             shown = [one.confidence for one in mistakes[key].images]
             assert shown == sorted(PROBABILITIES[chosen, k].tolist(), key=lambda p: sign * p)
-    false_ones, missed_ones, _ = label_highlights(record, VIEWER)
-    assert false_ones["images"][0].confidence == PROBABILITIES[PREDICTED & ~TRUE].max()
-    assert missed_ones["images"][0].confidence == PROBABILITIES[TRUE & ~PREDICTED].min()
+    first = [kind.chosen[0] for kind in highlights(record.predictions, THRESHOLDS)]
+    p = record.predictions.probabilities
+    assert p[first[0]] == PROBABILITIES[PREDICTED & ~TRUE].max()
+    assert p[first[1]] == PROBABILITIES[TRUE & ~PREDICTED].min()
     text = page_of(labels_run)
     page = Page(text)
     assert {link[1:] for link in page.links if link.startswith("#")} <= {*page.ids}

@@ -109,7 +109,7 @@ PROSE += ("docs/predict", "docs/python", "docs/faq")
 def test_options_in_messages_and_prose_exist():
     """A hint that names an option that no command has would be refused when it is followed."""
     files = [*(ROOT / "finetune").rglob("*.py"), *(ROOT / f"{page}.md" for page in PROSE)]
-    files.remove(ROOT / "finetune/runs/charts.py")  # has variables of CSS
+    files.remove(ROOT / "finetune/reports/charts.py")  # has variables of CSS
     named = options_in("\n".join(path.read_text("utf-8") for path in files))
     assert {"data.on_bad_image", "out"} <= named  # the control: they are found
     assert named - KNOWN == set()

@@ -75,15 +75,26 @@ def write_run(
             Image.fromarray(pixels).save(path)
     answers = [
         {"path": path, "label": names[label], "class": names[k], "probability": p[k], "error": ""}
-        | {f"p_{name}": value for name, value in zip(names, p, strict=True)}
+        | _others(names, p, k)
         for path, label, k, p in zip(
             paths, labels, predicted.tolist(), probabilities.tolist(), strict=True
         )
     ]
-    columns = ["path", "label", "class", "probability", *(f"p_{name}" for name in names), "error"]
+    columns = list(dict.fromkeys([*answers[0], "error"]))
     answers.append({"path": "broken.png", "label": names[0], "error": "truncated"})
     write_csv(folder / "test_predictions.csv", columns, answers)
     return folder
+
+
+def _others(names: list[str], p: list[float], k: int) -> dict[str, object]:
+    """Return the columns beside those of the predicted class k, from the probability of each class (K,)."""
+    if len(names) <= 50:
+        return {f"p_{name}": value for name, value in zip(names, p, strict=True)}
+    best = sorted({*range(len(names))} - {k}, key=lambda one: -p[one])[:4]
+    of_place = [
+        (f"class_{i}", names[one], f"probability_{i}", p[one]) for i, one in enumerate(best, 2)
+    ]
+    return {key: value for a, name, b, value in of_place for key, value in ((a, name), (b, value))}
 
 
 def write_csv(path: Path, columns: list[str], rows: list[dict]) -> None:

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from finetune.runs.charts import curves
+from finetune.reports.charts import curves
 
 SVG = "{http://www.w3.org/2000/svg}"
 

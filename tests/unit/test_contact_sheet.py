@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from finetune.commands.contact_sheet import draw_sheet, labels_text
+from finetune.commands.contact_sheet import caption_of, draw_sheet
+from finetune.runs.predictions_table import Predictions
 
 
 def test_images_stand_in_rows_in_their_order():
@@ -28,6 +29,7 @@ def test_captions_have_the_letters_of_other_languages():
 
 
 def test_several_labels_have_a_probability_each():
-    p = np.array([0.91, 0.2, 0.35])
-    assert labels_text(["a", "b", "c"], p, p >= [0.5, 0.5, 0.3]) == "a 91 %, c 35 %"
-    assert labels_text(["a", "b", "c"], p, p >= 1) == "no label"
+    p = np.array([[0.91, 0.2, 0.35], [0.1, 0.2, 0.3]])
+    decided = p >= [0.5, 0.5, 0.33]
+    found = Predictions(["a", "b", "c"], ["1.png", "2.png"], False, decided, decided, p, [])
+    assert [caption_of(found, i) for i in (0, 1)] == ["a 91 %, c 35 %", "no label"]

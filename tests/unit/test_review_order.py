@@ -5,8 +5,8 @@ import numpy as np
 from finetune.data.data_set import DataSet
 from finetune.data.samples import PathList, Samples
 from finetune.data.targets import ClassIndex
-from finetune.review.doubts import Evidence, Order, find_label_mistakes, order_images
-from finetune.runs.answers import LabelAnswers
+from finetune.review.doubts import Evidence, Order, find_mistakes, order_images
+from finetune.runs.predictions_table import Predictions
 
 NAMES = ["cat", "dog", "owl"]
 
@@ -101,17 +101,31 @@ def test_images_that_were_shown_keep_their_places_and_reasons():
 
 
 def test_mistakes_of_a_run_with_several_labels_are_those_with_other_labels():
-    answers = LabelAnswers(
-        class_names=NAMES,
+    found = Predictions(
+        names=NAMES,
         paths=["a", "b", "c"],
+        is_single=False,
         labels=np.zeros((3, 3), bool),  # of the time of the run
-        predicted=np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]], bool),
+        decided=np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]], bool),
         probabilities=np.array([[0.9, 0.8, 0.1], [0.1, 0.2, 0.4], [0.1, 0.2, 0.7]]),
         unread=[],
     )
     labels = np.array([[0, 0, 1], [1, 0, 0], [0, 0, 1]], np.uint8)
-    found = find_label_mistakes(answers, {"a": 1, "b": 0, "c": 2}, labels)
-    assert {i: (text, round(p, 6)) for i, (text, p) in found.items()} == {
+    mistakes = find_mistakes(found, {"a": 1, "b": 0, "c": 2}, labels, NAMES)
+    assert {i: (text, round(p, 6)) for i, (text, p) in mistakes.items()} == {
         1: ("cat + dog", 0.2),
         0: ("no label", 0.4),
+    }
+
+
+def test_mistakes_of_a_run_with_other_classes_are_those_that_the_review_knows():
+    decided = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 0]], bool)
+    p = np.where(decided, 0.8, 0.1)
+    paths = ["a", "b", "c", "elsewhere"]
+    found = Predictions(["cat", "dog", "elk"], paths, True, decided, decided, p, [])
+    mistakes = find_mistakes(found, {"a": 0, "b": 1, "c": 2}, np.array([1, 2, 0]), NAMES)
+    # dog, which the run knows, and owl, which it does not; elk is no class of the review
+    assert {i: (text, round(p, 6)) for i, (text, p) in mistakes.items()} == {
+        0: ("cat", 0.1),
+        1: ("dog", 0.2),
     }

@@ -14,6 +14,7 @@ from finetune.features.average_precision import (
     mean_average_precision,
     sampled_average_precision,
 )
+from finetune.reports.class_metrics import class_metrics
 from finetune.runs import statistics
 from finetune.runs.best_epoch import (
     chosen_epoch,
@@ -21,7 +22,7 @@ from finetune.runs.best_epoch import (
     num_trials_of_labels,
     standard_error,
 )
-from finetune.runs.outcome import label_rows, label_trials, num_in_split, outcome_line
+from finetune.runs.outcome import label_trials, num_in_split, outcome_line
 from finetune.runs.statistics import (
     accuracy_line,
     interval,
@@ -115,8 +116,9 @@ RESULT = {
 
 
 def test_the_line_and_the_rows_of_several_labels():
-    cup, fork, plate = label_rows(RESULT, "val")
-    assert (cup.name, cup.num_images, cup.num_predicted) == ("cup", 40, 42)
+    of_test = {key.replace("val/", "test/"): value for key, value in RESULT.items()}
+    cup, fork, plate = class_metrics(of_test)
+    assert (cup.name, cup.num_images, cup.num_missed, cup.num_false) == ("cup", 40, 8, 10)
     assert cup.precision == (32 / 42, *wilson(32, 42)) and cup.recall == (0.8, *wilson(32, 40))
     assert cup.average_precision == pytest.approx((0.8, *wilson(32, 40)))
     assert fork.precision is None and fork.recall == (0.0, *wilson(0, 10))

@@ -60,6 +60,9 @@ _RELIABILITY_CHART = (3.8, 3.6)
 _LEGEND_ROW = 0.21
 _LONGEST = 36  # letters of a legend: more would leave the chart no room
 
+# Mean confidence, accuracy and number of images of each bin, by the name of a series.
+Bins = Mapping[str, Sequence[tuple[float, float, int]]]
+
 # Shapes: N points of a line.
 
 
@@ -138,66 +141,39 @@ def _look_of(i: int) -> tuple[str, str]:
 
 
 def reliability_chart(
-    bins: Mapping[str, Sequence[tuple[float, float, int]]],
-    about: str,
-    lowest: float = 0.0,
-    names: tuple[str, str] = ("confidence", "accuracy"),
+    panels: Mapping[str, Bins], about: str, names: tuple[str, str], lowest: float = 0.0
 ) -> str:
     """Draw accuracy by confidence: a dot and its 95 % interval for each bin, and the diagonal as reference.
 
     Args:
-        bins: Mean confidence, accuracy and number of images of each bin, by the name of the series.
+        panels: The bins of each panel by its name. Several panels are drawn two in a row, with one legend.
         about: The chart in a sentence.
+        names: Names of the axes.
         lowest: The lowest confidence that is possible.
-        names: Names of the axes.
     """
+    in_row = min(2, len(panels))
+    num_rows = math.ceil(len(panels) / in_row)
+    size = _RELIABILITY_CHART if in_row == 1 else (3.8, 0.6 + 1.7 * num_rows)
     with _page_style():
-        figure = _new_figure(_RELIABILITY_CHART)
-        axes = figure.add_subplot()
-        _draw_reliability(axes, bins, lowest)
-        axes.set(xlabel=names[0], ylabel=names[1])
-        if len(bins) > 1:
-            figure.legend(loc="outside lower left", ncols=2)
-        return _as_element(figure, about)
-
-
-def reliability_panels(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float, int]]]],
-    about: str,
-    names: tuple[str, str],
-) -> str:
-    """Draw the `reliability_chart` of several labels, two in a row, with one legend.
-
-    Args:
-        panels: The bins of each label by its name, as in `reliability_chart`.
-        about: The chart in a sentence.
-        names: Names of the axes.
-    """
-    num_rows = math.ceil(len(panels) / 2)
-    with _page_style():
-        figure = _new_figure((3.8, 0.6 + 1.7 * num_rows))
-        grid = figure.subplots(num_rows, 2, sharex=True, sharey=True, squeeze=False).ravel()
+        figure = _new_figure(size)
+        subplots = figure.subplots(num_rows, in_row, sharex=True, sharey=True, squeeze=False)
+        grid = subplots.ravel()
         for axes, (label, bins) in zip(grid, panels.items(), strict=False):
-            _draw_reliability(axes, bins, 0.0, markersize=3.5)
+            _draw_reliability(axes, bins, lowest, markersize=5 if in_row == 1 else 3.5)
             axes.set_title(_shortened(label, _LONGEST // 2), fontsize=9)
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
-        for axes in grid[-2:]:
+        for axes in grid[-in_row:]:
             axes.set_xlabel(names[0])
-        for axes in grid[::2]:
+        for axes in grid[::in_row]:
             axes.set_ylabel(names[1])
-        lines, labels = grid[0].get_legend_handles_labels()
+        lines, series = grid[0].get_legend_handles_labels()
         if len(lines) > 1:
-            figure.legend(lines, labels, loc="outside lower left", ncols=2)
+            figure.legend(lines, series, loc="outside lower left", ncols=2)
         return _as_element(figure, about)
 
 
-def _draw_reliability(
-    axes: "Axes",
-    bins: Mapping[str, Sequence[tuple[float, float, int]]],
-    lowest: float,
-    markersize: float = 5,
-) -> None:
+def _draw_reliability(axes: "Axes", bins: Bins, lowest: float, markersize: float) -> None:
     axes.plot([lowest, 1], [lowest, 1], color=_INK, linewidth=0.8, linestyle="--")
     for marker, (name, rows) in zip("osDv", bins.items(), strict=False):
         confidence, accuracy, _ = np.array(rows).reshape(-1, 3).T

@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from finetune.reports.class_metrics import class_metrics
 from finetune.runs.headline import headline, network
 from finetune.runs.licence import licence
-from finetune.runs.outcome import label_rows, num_in_split
+from finetune.runs.outcome import num_in_split
 from finetune.runs.record import RunRecord
-from finetune.runs.statistics import interval, num_right_of, percent
 
 
 def weights_and_licence(run: RunRecord) -> str:
@@ -23,9 +23,8 @@ def weights_and_licence(run: RunRecord) -> str:
 
 def model_card(run: RunRecord) -> str:
     """Return the card as Markdown, with placeholders for what only a person can know."""
-    result = run.result
     about = run.about
-    names = result.get("class_names") or list(
+    names = run.result.get("class_names") or list(
         about.get("splits", {}).get("train", {}).get("counts", {})
     )
     sizes = (run.setting("data", "init_args", name) for name in ("eval_image_size", "image_size"))
@@ -53,7 +52,7 @@ def model_card(run: RunRecord) -> str:
         "",
         "## Measured on",
         "",
-        *_measured(run, names),
+        *_measured(run),
         "",
         "## Trained on",
         "",
@@ -67,38 +66,27 @@ def model_card(run: RunRecord) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _measured(run: RunRecord, names: list[str]) -> list[str]:
-    if run.result.get("label_counts"):
-        return _measured_labels(run)
-    matrix = run.result.get("confusion_matrix")
-    if not matrix:
+def _measured(run: RunRecord) -> list[str]:
+    """Return the result of the test, and a table of the metrics of each class or label with their intervals."""
+    rows = class_metrics(run.result)
+    if not rows:
         return ["No test images: nothing was measured on held-out images."]
-    num_right, num = num_right_of(matrix)
-    rows = [
-        f"{num} test images of {run.about.get('root', 'the data set')}.",
+    names = ["recall", "precision"]
+    if run.has_labels:
+        names.append("average precision")
+    lines = [
+        f"Test images of {run.about.get('root', 'the data set')}. {headline(run)}",
         "",
-        "| | recall | 95 % interval |",
+        f"| | images | {' | '.join(names)} |",
+        "| --- | --- |" + " --- |" * len(names),
     ]
-    rows += [
-        "| --- | --- | --- |",
-        f"| all (accuracy) | {percent(num_right / max(1, num))} | {interval(num_right, num)} |",
-    ]
-    for i, (name, row) in enumerate(zip(names, matrix, strict=True)):
-        share = percent(row[i] / sum(row)) if sum(row) else "none"
-        rows.append(f"| {name} | {share} | {interval(row[i], sum(row))} |")
-    return rows
-
-
-def _measured_labels(run: RunRecord) -> list[str]:
-    rows = [f"{headline(run)}", "", "| | images | recall | precision | average precision |"]
-    rows.append("| --- | --- | --- | --- | --- |")
-    for row in label_rows(run.result):
-        values = (row.recall, row.precision, row.average_precision)
-        shown = [
+    for row in rows:
+        values = (row.recall, row.precision, row.average_precision)[: len(names)]
+        cells = [
             "none" if value is None else "{:.3f} ({:.3f}–{:.3f})".format(*value) for value in values
         ]
-        rows.append(f"| {row.name} | {row.num_images} | {' | '.join(shown)} |")
-    return rows
+        lines.append(f"| {row.name} | {row.num_images} | {' | '.join(cells)} |")
+    return lines
 
 
 def _trained(about: dict[str, Any]) -> list[str]:

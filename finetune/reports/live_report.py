@@ -42,12 +42,12 @@ class LiveReport(pl.Callback):
             self._write(is_running=False)
 
     def _write(self, is_running: bool) -> None:
-        from finetune.runs.html_report import write_report  # with matplotlib: half a second
+        from finetune.reports.report import write_report  # with matplotlib: half a second
         from finetune.runs.record import read_run
 
         try:
             record = read_run(self.run.file("."))
-            record = replace(record, result={}, answers=None, label_answers=None)
+            record = replace(record, result={}, predictions=None)
             write_report(record, None, {}, is_running=is_running)
             self._has_page = True
         except Exception as error:  # which must not end training, nor hide what has ended it

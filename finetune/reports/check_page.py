@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -48,23 +48,36 @@ def write_page(
     thumbnails = map_files(shrink, [data.paths[i] for i in wanted], min(num_cores(), _MAX_THREADS))
     images = {i: describe(i, address) for i, address in zip(wanted, thumbnails, strict=True)}
     text = render(
-        "data/checking/check.html",
+        "reports/check.html",
         title=f"{shown(os.path.basename(data.place) or data.place)}: data check",
-        date=datetime.now().isoformat(" ", "minutes"),
-        root=data.place,
+        summary=list(_summary(data, seconds)),
         findings=findings,
         images=images,
         levels=LEVELS,
         max_rows=_MAX_ROWS,
         max_images=_MAX_IMAGES,
-        num_images=len(data.paths),
-        splits=list(data.splits),
         class_names=data.class_names,
-        counts=data.counts().tolist(),
-        seconds=seconds,
+        counts=[
+            ("images" if split == "all" else split, dict(zip(data.class_names, row, strict=True)))
+            for split, row in zip(data.splits, data.counts().tolist(), strict=True)
+        ],
         network=network,
     )
     replace_text(path, text)
+
+
+def _summary(data: DataSet, seconds: float) -> Iterator[tuple[str, str]]:
+    """Yield names and values for the head of the page."""
+    yield "date", datetime.now().isoformat(" ", "minutes")
+    of_splits = [
+        f"{num:,} {split}"
+        for split, num in zip(data.splits, data.counts().sum(axis=1).tolist(), strict=True)
+    ]
+    parts = f" ({', '.join(of_splits)})" if [*data.splits] != ["all"] else ""
+    yield "images", f"{len(data.paths):,}{parts}"
+    yield "classes", f"{len(data.class_names):,}"
+    yield "folder", data.place
+    yield "time", f"{seconds:.1f} s"
 
 
 def write_json(path: Path, data: DataSet, findings: Sequence[Finding], network: str = "") -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
-from finetune.runs.html_report import write_report
+from finetune.reports.report import write_report
 from finetune.runs.record import RunRecord
 
 
@@ -20,7 +20,7 @@ def page_of(record: RunRecord, target: Path | None = None) -> Path:
     if checkpoint is None:
         return write_report(record, None, {}, target=target)
     predictor = Predictor(checkpoint)
-    viewer = image_viewer(predictor) if record.answers or record.label_answers else None
+    viewer = image_viewer(predictor) if record.predictions else None
     if viewer is not None and "folds" in record.result:
         # this checkpoint has seen the images; the network of another fold predicted them
         viewer = replace(viewer, overlay=lambda *_: "The reports of the folds have heat maps.")

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from finetune.reports.report import training_charts
 from finetune.runs.headline import headline
-from finetune.runs.html_report import training_charts
 from finetune.runs.record import RunRecord
 from finetune.system.html_page import render
 
@@ -20,7 +20,7 @@ def inline_report(run: RunRecord, sheet: str = "", about_sheet: str = "") -> str
     place = run.path.relative_to(Path.cwd()) if run.path.is_relative_to(Path.cwd()) else run.path
     report = place / "report.html"
     return render(
-        "runs/inline_report.html",
+        "reports/inline_report.html",
         place=place,
         headline=str(headline(run)),
         charts=list(training_charts(run))[:2],  # the loss and the accuracy

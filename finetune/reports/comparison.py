@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from finetune.runs.answers import Answers, LabelAnswers
-from finetune.runs.charts import curves, line_sample
+from finetune.inference.image_viewer import ImageViewer
+from finetune.reports.charts import curves, line_sample
+from finetune.reports.test_images import ReportImage, report_images
 from finetune.runs.headline import data_set, headline, network
-from finetune.runs.highlights import ImageViewer, ReportImage, report_images, report_label_images
 from finetune.runs.local_copies import shown_place
 from finetune.runs.outcome import METRICS
+from finetune.runs.predictions_table import Predictions
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import interval, mcnemar, num_right_of, percent
 from finetune.runs.tested_images import data_folder, tested_names
@@ -63,20 +64,18 @@ class Pair:
 
 def paired(a: RunRecord, b: RunRecord) -> Pair | str:
     """Compare two runs on the images that both were tested on, or return why that is not possible."""
-    of_runs = _tested(a), _tested(b)
-    first, second = of_runs
+    first, second = a.predictions, b.predictions
     if first is None or second is None:
         run = a if first is None else b
         return (
             f"{run.name} has no test_predictions.csv: `finetune test` on its checkpoint writes one"
         )
-    names = first.class_names
     images_of_a = tested_names(a)
     images_of_b = tested_names(b)
     place = {path: i for i, path in enumerate(images_of_b)}
-    if names != second.class_names:
+    if first.names != second.names:
         return "they have different classes"
-    if type(first) is not type(second):
+    if first.is_single != second.is_single:
         return "one has one class per image, the other one several labels"
     common = [(i, place[path]) for i, path in enumerate(images_of_a) if path in place]
     if not common or len(common) < max(len(first.paths), len(second.paths)):
@@ -101,11 +100,6 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
     )
 
 
-def _tested(run: RunRecord) -> Answers | LabelAnswers | None:
-    """Return the predictions for the test images. An image with several labels is correct if all of them are."""
-    return run.answers or run.label_answers
-
-
 def write_comparison(runs: Sequence[RunRecord], viewer: ImageViewer | None, target: Path) -> str:
     """Write a page that compares runs.
 
@@ -121,20 +115,27 @@ def write_comparison(runs: Sequence[RunRecord], viewer: ImageViewer | None, targ
     names = _names(runs)
     sentence = _sentence(names, pair) if pair is not None else _sentence_of_many(names, runs)
     differing: list[tuple[str, str, list[ReportImage]]] = []
-    if isinstance(pair, Pair) and viewer is not None and (answers := _tested(runs[0])) is not None:
-        first = (f"predictions of {names[0]}", f"mistakes of {names[0]}")
-        for k, chosen in enumerate((pair.only_a, pair.only_b)):
-            heading = f"Only {names[k]} is correct"
-            differing.append((heading, *_differing(answers, chosen, first[k], viewer)))
+    first = runs[0].predictions
+    if isinstance(pair, Pair) and viewer is not None and first is not None:
+        for name, chosen, what in (
+            (names[0], pair.only_a, "predictions"),
+            (names[1], pair.only_b, "mistakes"),
+        ):
+            sentence_of = (
+                f"{counted(len(chosen), 'image')}, the most confident {what} of {names[0]} first."
+            )
+            images = _most_confident(first, chosen, viewer)
+            differing.append((f"Only {name} is correct", sentence_of, images))
     replace_text(
         target,
         render(
-            "runs/comparison.html",
+            "reports/comparison.html",
             title="Comparison of runs",
             heading=_heading(names, runs),
             answer=_answer(names, runs, pair),
             sentence=sentence,
-            facts=list(_facts(runs)),
+            summary=list(_facts(runs)),
+            why_no_images="",
             rows=list(_metrics_and_settings(runs)),
             is_wide=len(runs) > _MOST_COLUMNS,
             names=names,
@@ -191,7 +192,7 @@ def _facts(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
     networks = dict.fromkeys(filter(None, map(network, runs)))
     if networks:
         yield "networks" if len(networks) > 1 else "network", ", ".join(networks)
-    nums = sorted({len(answers.labels) for run in runs if (answers := _tested(run)) is not None})
+    nums = sorted({len(run.predictions.paths) for run in runs if run.predictions is not None})
     if nums:
         yield "test images", " to ".join(f"{num:,}" for num in dict.fromkeys((nums[0], nums[-1])))
 
@@ -201,18 +202,12 @@ def is_significant(pair: Pair) -> bool:
     return pair.p < 0.05
 
 
-def _differing(
-    answers: Answers | LabelAnswers, chosen: np.ndarray, what: str, viewer: ImageViewer
-) -> tuple[str, list[ReportImage]]:
-    """Return a sentence about images, which are predictions or mistakes of a run, and the first of them."""
-    if isinstance(answers, LabelAnswers):
-        pairs = [(i, 0) for i in chosen[:_NUM_SHOWN].tolist()]
-        return f"{counted(len(chosen), 'image')}.", report_label_images(
-            answers, pairs, viewer, has_overlay=False
-        )
-    order = chosen[np.argsort(-answers.confidence[chosen], kind="stable")][:_NUM_SHOWN].tolist()
-    sentence = f"{counted(len(chosen), 'image')}, the most confident {what} first."
-    return sentence, report_images(answers, order, viewer, has_overlay=False)
+def _most_confident(
+    predictions: Predictions, chosen: np.ndarray, viewer: ImageViewer
+) -> list[ReportImage]:
+    """Return the first of these images, the most confident predictions first."""
+    order = chosen[np.argsort(-predictions.confidence[chosen], kind="stable")][:_NUM_SHOWN]
+    return report_images(predictions, [(i, 0) for i in order.tolist()], viewer)
 
 
 def _page(run: RunRecord) -> Path:
@@ -254,7 +249,7 @@ def _sentence_of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
     tested = {
         name: {*images}
         for name, run, images in zip(names, runs, map(tested_names, runs), strict=True)
-        if _tested(run) is not None
+        if run.predictions is not None
     }
     first = next(iter(tested), "")
     if others := [name for name, places in tested.items() if places != tested[first]]:

@@ -5,39 +5,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from finetune.runs.answers import Answers
-from finetune.runs.charts import curves, reliability_chart
+from finetune.inference.image_viewer import ImageViewer
+from finetune.reports.calibration_charts import calibration_charts
+from finetune.reports.charts import curves
+from finetune.reports.class_metrics import class_metrics, thresholds_of
+from finetune.reports.class_sections import image_sections, matrix
+from finetune.reports.model_card import model_card, weights_and_licence
+from finetune.reports.test_images import Highlights, ReportImage, highlights, report_images
 from finetune.runs.clock import PHASES
 from finetune.runs.headline import headline, network, title
-from finetune.runs.highlights import (
-    NUM_SHOWN,
-    ImageViewer,
-    ReportImage,
-    kinds,
-    max_per_cell,
-    report_images,
-)
-from finetune.runs.label_report import (
-    MAX_MATRIX,
-    NUM_PAIRS,
-    label_charts,
-    label_highlights,
-    label_sections,
-)
-from finetune.runs.model_card import model_card, weights_and_licence
 from finetune.runs.outcome import INTERVAL, num_in_split, outcome_line
 from finetune.runs.record import RunRecord
-from finetune.runs.statistics import (
-    coverage,
-    interval,
-    num_reliability_bins,
-    percent,
-    precision_recall,
-    reliability,
-    unscaled,
-)
+from finetune.runs.statistics import interval, percent
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
 
@@ -60,23 +39,15 @@ def write_report(
     """
     target = target or run.path / "report.html"
     answer = headline(run)
-    answers = run.answers
     augmented = run.path / "augmented.webp"
-    classes = list(_classes(run))
-    cells = list(_cells(answers, viewer)) if answers else []
-    chosen = list(_kinds(answers, viewer)) if answers and viewer else []
-    labels = label_sections(run, viewer)
-    if run.label_answers and viewer:
-        chosen = list(label_highlights(run, viewer))
-    images = [image for cell in cells for image in cell["images"]]
-    if labels is not None:
-        images += [image for mistakes in labels.mistakes for image in mistakes.images]
-    if run.label_answers:
-        images += [image for kind in chosen for image in kind["images"]]
+    sections = image_sections(run.predictions, viewer) if run.predictions else []
+    kinds = list(_highlights(run, viewer)) if viewer else []
+    images = [image for section in sections for image in section.images]
+    images += [image for _, shown in kinds for image in shown]
     replace_text(
         target,
         render(
-            "runs/html_report.html",
+            "reports/report.html",
             title=f"{title(run)}: report",
             heading=title(run),
             run=run,
@@ -84,7 +55,7 @@ def write_report(
             answer=answer,
             headline=str(answer),
             summary=list(_summary(run)),
-            facts=list(_facts(run, versions)),
+            to_repeat=list(_facts(run, versions)),
             charts=list(training_charts(run)),
             seconds=[
                 (phase, PHASES[phase], run.seconds[phase])
@@ -93,19 +64,21 @@ def write_report(
             ],
             folds=list(_folds(run, target)),
             test_folder=_test_folder(run),
-            classes=classes,
-            cells=cells,
-            labels=labels,
+            one="label" if run.has_labels else "class",
+            many="labels" if run.has_labels else "classes",
+            metrics=class_metrics(run.result),
+            matrix=matrix(run.result),
+            sections=sections,
+            section_ids={section.id for section in sections},
+            kinds=kinds,
             why_no_images=_why_no_images(run, viewer, images),
-            matrix=_matrix(run) if classes and len(classes) <= MAX_MATRIX else None,
-            kinds=chosen,
-            no_heat_map=next(
-                (p.no_overlay for kind in chosen for p in kind["images"] if p.no_overlay), ""
-            ),
-            calibration=list(label_charts(run) if run.has_labels else _calibration_charts(run)),
+            has_maps=any(image.overlay for image in images),
+            no_heat_map=next((image.no_overlay for image in images if image.no_overlay), ""),
+            calibration=list(calibration_charts(run)),
             augmented=base64.b64encode(augmented.read_bytes()).decode()
             if augmented.is_file()
             else "",
+            counts=[(name, split["counts"]) for name, split in _splits(run).items()],
             weights=weights_and_licence(run),
             card=model_card(run),
             look=run.about.get("first_look"),
@@ -119,16 +92,24 @@ def write_report(
     return target
 
 
+def _highlights(
+    run: RunRecord, viewer: ImageViewer
+) -> Iterator[tuple[Highlights, list[ReportImage]]]:
+    """Yield each kind of images to look at, with the images."""
+    if run.predictions is None:
+        return
+    for kind in highlights(run.predictions, thresholds_of(run.result)):
+        yield kind, report_images(run.predictions, kind.chosen, viewer, has_overlay=True)
+
+
 def _why_no_images(run: RunRecord, viewer: ImageViewer | None, images: list[ReportImage]) -> str:
     """Return a sentence with the reason why the report has no test images; "" if it has some or needs none."""
-    answers = run.answers or run.label_answers
-    if answers is None or not answers.paths or any(image.image for image in images):
+    paths = run.predictions.paths if run.predictions else []
+    if not paths or any(image.image for image in images):
         return ""
     if viewer is None:
         return "The test images are not shown: the checkpoint that predicted them is missing."
-    if not images:
-        return ""
-    return f"The test images are not shown: {answers.paths[0]} and others are missing."
+    return f"The test images are not shown: {paths[0]} and others are missing."
 
 
 def _summary(run: RunRecord) -> Iterator[tuple[str, str]]:
@@ -239,110 +220,3 @@ def _mean_precision_of(fold: dict[str, Any]) -> dict[str, Any]:
 def _test_folder(run: RunRecord) -> str:
     """Return the result of all folds together on the test folder; "" if there is none."""
     return outcome_line(run.result.get("test_folder", {}))
-
-
-def _classes(run: RunRecord) -> Iterator[dict[str, Any]]:
-    """Yield the metrics of each class in the test, and the class that its images are most often predicted as."""
-    matrix = run.result.get("confusion_matrix") or []
-    names = run.result.get("class_names", ())
-    num_predicted = np.array(matrix).sum(axis=0) if matrix else []
-    for i, row in enumerate(matrix):
-        num = sum(row)
-        right = row[i]
-        others = [(count, names[j]) for j, count in enumerate(row) if j != i and count]
-        yield {
-            "name": names[i],
-            "num": num,
-            "recall": right / num if num else None,
-            "interval": interval(right, num) if num else "",
-            "precision": right / int(num_predicted[i]) if num_predicted[i] else None,
-            "f1": 2 * right / (num + int(num_predicted[i])) if num + num_predicted[i] else None,
-            "taken_for": max(others) if others else None,
-        }
-
-
-def _matrix(run: RunRecord) -> list[list[tuple[int, float]]]:
-    """Return the number of images of each cell and its share of the row."""
-    matrix = run.result["confusion_matrix"]
-    return [[(count, count / max(1, sum(row))) for count in row] for row in matrix]
-
-
-def _cells(answers: Answers, viewer: ImageViewer | None) -> Iterator[dict[str, Any]]:
-    """Yield the cells of the confusion matrix that have images, the largest first; of many classes only mistakes."""
-    names = answers.class_names
-    pairs, counts = np.unique(answers.labels * len(names) + answers.predicted, return_counts=True)
-    cells = [
-        (count, *divmod(pair, len(names)))
-        for count, pair in zip(counts.tolist(), pairs.tolist(), strict=True)
-    ]
-    cells.sort(key=lambda cell: (-cell[0], cell[1], cell[2]))
-    if len(names) > MAX_MATRIX:
-        cells = [cell for cell in cells if cell[1] != cell[2]][:NUM_PAIRS]
-    most = max_per_cell([count for count, _, _ in cells])
-    for count, label, predicted in cells:
-        chosen = answers.of(label, predicted)[:most].tolist()
-        images = report_images(answers, chosen, viewer, has_overlay=False) if viewer else []
-        key = f"cell-{label}-{predicted}"
-        pair_names = (names[label], names[predicted])
-        yield {
-            "id": key,
-            "names": pair_names,
-            "count": count,
-            "images": images,
-            "is_right": label == predicted,
-        }
-
-
-def _kinds(answers: Answers, viewer: ImageViewer) -> Iterator[dict[str, Any]]:
-    for heading, sentence, chosen in kinds(answers):
-        images = report_images(answers, chosen[:NUM_SHOWN].tolist(), viewer, has_overlay=True)
-        yield {"heading": heading, "sentence": sentence, "images": images, "count": len(chosen)}
-
-
-def _calibration_charts(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yield charts of calibration, each with a caption."""
-    answers = run.answers
-    if answers is None or not len(answers.labels):
-        return
-    lowest = 1 / max(2, len(answers.class_names))
-    num_bins = num_reliability_bins(len(answers.labels))
-    bins = {"calibrated": reliability(answers.confidence, answers.is_right, num_bins, lowest)}
-    errors = [run.result.get(f"test/calibration_error{name}") for name in ("", "_before_scaling")]
-    text = "" if errors[0] is None else f"Calibration error {errors[0]:.3f}"
-    temperature = 1 / (run.result.get("calibration") or {"scale": [1.0]})["scale"][0]
-    if errors[1] is not None and answers.probabilities is not None:
-        before = unscaled(answers.probabilities, temperature)
-        raw = before[np.arange(len(before)), answers.predicted]
-        bins["uncalibrated"] = reliability(raw, answers.is_right, num_bins, lowest)
-        text += f", {errors[1]:.3f} before temperature scaling (temperature {temperature:.3f})"
-    text += (
-        ". Accuracy by confidence, with 95 % intervals. On the dashed line, confidence equals accuracy; "
-        "below it, the network is overconfident."
-    )
-    yield reliability_chart(bins, text.lstrip(". "), lowest), text.lstrip(". ")
-    share, accuracy = coverage(answers.confidence, answers.is_right)
-    text = "Accuracy on the most confident images, by the share of images that are classified."
-    if len(share) > 1:
-        line = {"": (share.tolist(), accuracy.tolist())}
-        yield curves(line, "share of images classified", "accuracy", text), text
-    if len(answers.class_names) == 2 and answers.probabilities is not None:
-        yield from _two_classes(answers)
-
-
-def _two_classes(answers: Answers) -> Iterator[tuple[str, str]]:
-    assert answers.probabilities is not None
-    name = answers.class_names[1]
-    thresholds, precision, recall = precision_recall(
-        answers.probabilities[:, 1], answers.labels == 1
-    )
-    text = f"Precision and recall of {name} as its threshold falls."
-    yield (
-        curves({"": (recall.tolist(), precision.tolist())}, f"recall of {name}", "precision", text),
-        text,
-    )
-    lines = {
-        "precision": (thresholds.tolist(), precision.tolist()),
-        "recall": (thresholds.tolist(), recall.tolist()),
-    }
-    text = f"Precision and recall of {name} by its threshold; the default is 0.5."
-    yield curves(lines, f"threshold of {name}", "", text), text

@@ -1,0 +1,120 @@
+"""The metrics of each class or label in a test, with their intervals."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from finetune.runs.statistics import wilson
+
+# Shapes: K classes or labels.
+
+Share = tuple[float, float, float]  # a share, and the ends of its 95 % interval
+
+
+@dataclass(frozen=True)
+class ClassMetrics:
+    """A row of the table of classes or labels. What is undefined or unknown is None.
+
+    All intervals are Wilson's. An average precision is treated as a share of the images with the label, as in
+    `best_epoch.num_trials_of_labels`.
+
+    Attributes:
+        name: The class or label.
+        num_right: Number of images with the label for which it is predicted.
+        num_missed: Number of images with the label for which it is not predicted.
+        num_false: Number of images for which it is wrongly predicted.
+        average_precision: Mean precision over all thresholds; of several labels an image.
+        threshold: The probability from which the label is predicted; of several labels an image.
+        calibration_error: The calibration error, and an estimate of the one by chance alone.
+        taken_for: The class as which its images are most often wrongly predicted, and their number.
+    """
+
+    name: str
+    num_right: int
+    num_missed: int
+    num_false: int
+    average_precision: Share | None = None
+    threshold: float | None = None
+    calibration_error: tuple[float, float] | None = None
+    taken_for: tuple[str, int] | None = None
+
+    @property
+    def num_images(self) -> int:
+        """Number of images with the label."""
+        return self.num_right + self.num_missed
+
+    @property
+    def recall(self) -> Share | None:
+        """Share of the images with the label for which it is predicted."""
+        return _share(self.num_right, self.num_images)
+
+    @property
+    def precision(self) -> Share | None:
+        """Share of the predictions that are right."""
+        return _share(self.num_right, self.num_right + self.num_false)
+
+    @property
+    def f1(self) -> float | None:
+        """The harmonic mean of precision and recall."""
+        num = 2 * self.num_right + self.num_missed + self.num_false
+        return 2 * self.num_right / num if num else None
+
+
+def class_metrics(result: Mapping[str, Any]) -> list[ClassMetrics]:
+    """Return a row for each class or label from the content of test.json; none without a test."""
+    names = result.get("class_names", ())
+    if result.get("confusion_matrix"):
+        return _of_classes(np.array(result["confusion_matrix"]), names)
+    errors = result.get("label_calibration", {})
+    both = zip(errors.get("error", ()), errors.get("error_by_chance", ()), strict=False)
+    error_of = dict(zip(names, both, strict=False))
+    rows = []
+    of_names = zip(names, thresholds_of(result), result.get("label_counts") or (), strict=False)
+    for name, threshold, counts in of_names:
+        (_, num_false), (num_missed, num_right) = counts
+        num = num_right + num_missed
+        average = result.get(f"test/average_precision/{name}")
+        rows.append(
+            ClassMetrics(
+                name=name,
+                num_right=num_right,
+                num_missed=num_missed,
+                num_false=num_false,
+                average_precision=None if average is None else _share(average * num, num),
+                threshold=threshold,
+                calibration_error=error_of.get(name),
+            )
+        )
+    return rows
+
+
+def thresholds_of(result: Mapping[str, Any]) -> list[float]:
+    """Return the threshold of each label in a test; with folds those of all folds together."""
+    calibration = result.get("calibration") or result.get("joined_calibration") or {}
+    return calibration.get("thresholds") or [0.5] * len(result.get("class_names", ()))
+
+
+def _of_classes(confusion: np.ndarray, names: list[str]) -> list[ClassMetrics]:
+    """Return the rows of a confusion matrix (K, K), whose rows are the true classes."""
+    rows = []
+    for k, name in enumerate(names):
+        right = int(confusion[k, k])
+        others = confusion[k].copy()
+        others[k] = 0
+        most = int(others.argmax())
+        rows.append(
+            ClassMetrics(
+                name=name,
+                num_right=right,
+                num_missed=int(others.sum()),
+                num_false=int(confusion[:, k].sum()) - right,
+                taken_for=(names[most], int(others[most])) if others[most] else None,
+            )
+        )
+    return rows
+
+
+def _share(num_right: float, num: int) -> Share | None:
+    return (num_right / num, *wilson(num_right, num)) if num else None
