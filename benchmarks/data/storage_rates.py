@@ -153,7 +153,7 @@ def measure(run: Run, images: Path, server: Server) -> dict:
         path = Path(folder, "runs/fit/run")
         with (path / "metrics.csv").open() as file:
             epochs = [float(row["seconds"]) for row in csv.DictReader(file)]
-        preparing = json.loads((path / "seconds.json").read_text())["preparing"]
+        preparing = json.loads((path / "run.json").read_text())["seconds"]["preparing"]
     return {"preparing": preparing, "epochs": epochs, **where_and_when()}
 
 

@@ -11,11 +11,9 @@ from finetune.data.samplers import SHEET, draw_indices
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
 from finetune.reports.inline_report import inline_report
-from finetune.runs.headline import headline
-from finetune.runs.identity import fold_runs
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.record import read_run
-from finetune.runs.statistics import wilson
+from finetune.runs.run_dir import RunDir
 from finetune.system.html_page import thumbnail
 from finetune.system.messages import shown
 
@@ -67,10 +65,12 @@ class FittedRun:
         cross-validation are those of its folds, with their number in `fold`. `pandas.DataFrame(run.history)` makes a
         table of it.
         """
-        runs = fold_runs(self.path)
-        if not runs:
+        folds = RunDir(self.path).folds
+        if not folds:
             return _history(self.path)
-        return [{"fold": fold, **row} for fold, run in enumerate(runs, 1) for row in _history(run)]
+        return [
+            {"fold": fold, **row} for fold, run in enumerate(folds, 1) for row in _history(run.path)
+        ]
 
     @property
     def accuracy(self) -> float | None:
@@ -78,32 +78,29 @@ class FittedRun:
 
         It is also None if images have several labels: see `mean_average_precision`.
         """
-        num, right = self._counts()
-        return right / num if num else None
+        return self._tested("accuracy")
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the accuracy, or of the mean average precision; None if nothing was tested."""
-        if self.mean_average_precision is not None:
-            return headline(self.record).bounds
-        num, right = self._counts()
-        return wilson(right, num) if num else None
+        result = self.record.tested
+        return None if result is None else (result.low, result.high)
 
     @property
     def mean_average_precision(self) -> float | None:
         """The mean average precision on the test images if they have several labels; None otherwise."""
-        return self.result.get("test/mAP")
+        return self._tested("mAP")
 
-    def _counts(self) -> tuple[int, int]:
-        """Return the number of test images, and of those that are classified correctly; 0 if nothing was tested."""
-        matrix = self.result.get("confusion_matrix") or []
-        return sum(map(sum, matrix)), sum(row[i] for i, row in enumerate(matrix))
+    def _tested(self, metric: str) -> float | None:
+        """Return a metric of the test; None if nothing was tested, or the test has another one."""
+        result = self.record.tested
+        return result.value if result is not None and result.metric == metric else None
 
     def __fspath__(self) -> str:
         return str(self.path)
 
     def __repr__(self) -> str:
-        return f"<run in {shown(self.path)}: {headline(self.record)}>"
+        return f"<run in {shown(self.path)}: {self.record.headline_text}>"
 
     def _repr_html_(self) -> str:
         """Return the result, the learning curves, and a contact sheet of test images with their predictions."""

@@ -34,9 +34,8 @@ from finetune.inference.timm_folder import (
 from finetune.reports.model_card import model_card
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import ExportedCheckpoint, licence_of, packed
-from finetune.runs.headline import data_set
 from finetune.runs.record import read_run
-from finetune.runs.run_search import is_run_folder
+from finetune.runs.run_dir import RunDir
 from finetune.settings.all_commands import ExportSettings
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage
@@ -163,8 +162,8 @@ def _export_timm(
 def _card(ckpt_path: str, checkpoint: dict[str, Any]) -> str:
     """Return the model card of the checkpoint's run, without folders of this machine; "" if it is not in a run."""
     run = Path(ckpt_path).resolve().parent.parent
-    if not is_run_folder(run):
+    if not RunDir(run).is_run:
         return ""
     record = read_run(run)
-    public = {"root": data_set(record), "licence_of_the_weights": licence_of(checkpoint)}
+    public = {"root": record.data_set, "licence_of_the_weights": licence_of(checkpoint)}
     return model_card(replace(record, about={**record.about, **public}))

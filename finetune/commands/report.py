@@ -8,7 +8,6 @@ from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
 from finetune.reports.comparison import write_comparison
 from finetune.reports.report_page import measured_checkpoint, page_of
-from finetune.runs.headline import headline
 from finetune.runs.record import read_run
 from finetune.settings.all_commands import CompareSettings, ReportSettings
 from finetune.system.files import check_target
@@ -27,7 +26,7 @@ def report(options: ReportSettings) -> None:
     record = read_run(run)
     target = _target(options.output, run / "report.html")
     page_of(record, target)
-    print(headline(record))
+    print(record.headline_text)
     print(f"report in {target}")
 
 

@@ -65,13 +65,12 @@ def _cells(row: RunRow) -> list[str]:
 
 
 def _accuracy(row: RunRow) -> str:
-    if row.accuracy is None or row.interval is None:
+    result = row.result
+    if result is None:
         return ""
-    low, high = row.interval
-    split = {"validation": "val"}.get(row.split, row.split)
-    if row.metric == "mAP":
-        return f"{split:<4} mAP {row.accuracy:.3f} ({low:.3f}–{high:.3f})"
-    return f"{split:<4} {100 * row.accuracy:5.1f} % ({100 * low:.1f}–{100 * high:.1f})"
+    split = {"validation": "val"}.get(result.split, result.split)
+    metric = "mAP " if result.metric == "mAP" else ""
+    return f"{split:<4} {metric}{result.value_text:>7} ({result.interval_text})"
 
 
 def _duration(seconds: float) -> str:

@@ -1,6 +1,5 @@
 """After training: choose between the weights of a fit's start, those of its best epoch, and a mean of both."""
 
-import json
 import logging
 import time
 from collections.abc import Mapping
@@ -9,11 +8,13 @@ from typing import Any
 from pytorch_lightning import Trainer
 
 from finetune.data.datamodule import ImageDataModule
+from finetune.data.samplers import evaluated_targets
 from finetune.models.stages import batch_norms
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
-from finetune.runs.interpolation_record import FILE
-from finetune.system.files import replace_text
+from finetune.runs.headline import Best, validation_headline
+from finetune.runs.interpolation_record import Interpolation
+from finetune.runs.run_dir import best_in
 from finetune.training.classifier import Classifier
 from finetune.training.interpolation import ENDS, SHARES, settle
 
@@ -30,7 +31,7 @@ def is_settled(trainer: Trainer, data: ImageDataModule, run: Run) -> bool:
     """
     if not _has_choice(trainer, data, run):
         return True
-    if not run.file(FILE).exists():
+    if best_in(run.dir.facts()) is None:
         return False
     return _choice_in(read_checkpoint(run.checkpoint("best"))) is not None
 
@@ -60,8 +61,7 @@ def keep_best_weights(
         best = read_checkpoint(path)
         if _choice_in(best) is None:
             _replace(trainer, model, data, run, best)
-        # Written last: if the process is killed in between, no record describes weights that best.ckpt does not have.
-        replace_text(run.file(FILE), json.dumps(_choice_in(best), indent=2) + "\n")
+        run.dir.update(best=_record(trainer, model, data, best).as_plain())
     trainer.strategy.barrier("best.ckpt with the chosen weights")
     return _without_weights(best if trainer.is_global_zero else read_checkpoint(path))
 
@@ -75,6 +75,24 @@ def _has_choice(trainer: Trainer, data: ImageDataModule, run: Run) -> bool:
     if "val" not in data.splits or trainer.limit_val_batches == 0:
         return False
     return run.checkpoint("start").exists() and run.checkpoint("best").exists()
+
+
+def _record(
+    trainer: Trainer, model: Classifier, data: ImageDataModule, best: Mapping[str, Any]
+) -> Best:
+    """Return the record of a best.ckpt in which the choice was made."""
+    choice = Interpolation.from_plain(best["finetune"]["interpolation"])
+    epoch = best["epoch"] + 1
+    weights = choice.weights(epoch)
+    targets = data.splits["val"].targets
+    measured = evaluated_targets(targets, trainer.limit_val_batches, data.batch_size)
+    num_trials = model.task.num_trials(measured)
+    result = validation_headline(
+        choice.metric, choice.chosen_score, choice.num_images, num_trials, weights
+    )
+    return Best(
+        epoch=epoch, weights=weights, why=choice.message(epoch), share=choice.share, result=result
+    )
 
 
 def _choice_in(best: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -110,6 +128,7 @@ def _replace(
     best["state_dict"] = weights
     best["finetune"]["calibration"] = calibration.as_plain()
     best["finetune"]["interpolation"] = interpolation.as_plain()
+    run.forget_best()
     trainer.strategy.checkpoint_io.save_checkpoint(best, run.checkpoint("best"))
     seconds = time.monotonic() - began
     log.info(

@@ -18,7 +18,7 @@ def run_fit(layers: Layers, typed: Sequence[str], began: float) -> None:
 
     Args:
         layers: Who has set what.
-        typed: The command line, for about.json.
+        typed: The command line, for run.json.
         began: `time.monotonic` when the command began.
     """
     with stopped_at_once():

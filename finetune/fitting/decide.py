@@ -32,12 +32,12 @@ from finetune.models.checkpoint_values import class_paths
 from finetune.models.weights import check_weights
 from finetune.runs.changes import changes_between, check_fixed, held_settings
 from finetune.runs.folder import check_name as check_run_name
-from finetune.runs.folder import check_unused, has_result, last_checkpoint
-from finetune.runs.identity import Identity, check_has_last, find_run, num_folds, read_identity
-from finetune.runs.local_copies import shown_place
+from finetune.runs.folder import check_unused, has_result
+from finetune.runs.identity import Identity, check_has_last, find_run, read_identity
+from finetune.runs.local_copies import check_is_in, shown_place
 from finetune.runs.resume import check_resumable, read_start
+from finetune.runs.run_dir import RunDir
 from finetune.runs.run_download import fetch_run
-from finetune.runs.run_search import check_is_in, read_about
 from finetune.settings.layers import Layer, Layers, read_config, replaced
 from finetune.settings.schema import IMAGE_FOLDER, FitSettings
 from finetune.system.messages import NotFound, WrongUsage
@@ -57,7 +57,7 @@ def decide(layers: Layers, command: str, began: float) -> Plan:
 
     Args:
         layers: Who has set what.
-        command: What the user typed, for about.json.
+        command: What the user typed, for run.json.
         began: `time.monotonic` when the command began, for `--minutes`.
 
     Raises:
@@ -129,7 +129,7 @@ def _run_to_continue(asked: FitSettings, layers: Layers, root: Path) -> tuple[Pa
     if asked.name is not None:
         run = root / "fit" / asked.name
         fetch_run(run)
-        if not run.exists() or not (has_result(run) or num_folds(run)):
+        if not run.exists() or not (has_result(run) or RunDir(run).num_folds):
             check_run_name(asked.name)
             check_unused(run)
             _check_has_data(asked, f"no run {shown_place(run)}")
@@ -180,9 +180,9 @@ def _check_named(run: Path, wanted: Identity) -> None:
     """
     fetch_run(run)
     check_has_last(run)
-    folds = num_folds(run)
-    if folds is None and not last_checkpoint(run).is_file():
-        last = shown_place(last_checkpoint(run))
+    folds = RunDir(run).num_folds
+    if folds is None and not RunDir(run).has("last"):
+        last = shown_place(RunDir(run).checkpoint("last"))
         raise NotFound(f"--resume {shown_place(run)}: there is no {last} to continue from")
     if wanted.folds not in (None, folds):
         has = f"{folds} folds" if folds else "no folds"
@@ -223,7 +223,7 @@ def _continued(run: Path, layers: Layers, command: str, note: str) -> tuple[Plan
     if now.folds is not None:
         check_folds(now, layers)
     else:
-        start = read_start(last_checkpoint(run))
+        start = read_start(RunDir(run).checkpoint("last"))
         check_resumable(start)
     if now.name not in (None, run.resolve().name):
         raise WrongUsage(
@@ -254,7 +254,7 @@ def _settings_of(run: Path, layers: Layers) -> Layer:
         values.pop("trainer.num_nodes", None)
     explicit = [name for name in ("root", "table") if layers.is_explicit(f"data.{name}")]
     data = {name[5:]: values.pop(name) for name in list(values) if name.startswith("data.")}
-    folder = str(read_about(run).get("folder") or "")
+    folder = str(RunDir(run).facts().get("folder") or "")
     if os.path.isdir(folder) and not os.path.samefile(folder, os.curdir):
         # the paths of the data are relative to the folder in which the run began
         data |= {name: joined(folder, data[name]) for name in _PLACES if data.get(name)}

@@ -5,18 +5,20 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Trainer, seed_everything
 from pytorch_lightning.callbacks import EarlyStopping
 
+from finetune.data.data_place import place_of
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.seen import AllSeenError, continue_record, exclude_seen
 from finetune.distributed.signals import Interrupted
 from finetune.fitting.best_weights import is_settled, keep_best_weights
 from finetune.fitting.build import (
+    arguments_in_effect,
     build_model,
     build_trainer,
     fit_callbacks,
@@ -30,16 +32,16 @@ from finetune.models.timm_backbones import is_timm
 from finetune.models.weights import read_weights
 from finetune.runs.changes import check_changes
 from finetune.runs.folder import Run
+from finetune.runs.headline import NO_RESULT
 from finetune.runs.identity import KEY
 from finetune.runs.licence import is_restricted, licence
 from finetune.runs.lightning_callbacks import Limits
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
-from finetune.runs.record import RunRecord, read_run, validation_outcome
+from finetune.runs.record import RunRecord, read_run
 from finetune.runs.removal import drop_last
 from finetune.runs.resume import continue_run, limit_reached, restore_progress
 from finetune.runs.run_lock import hold
-from finetune.runs.run_search import now, read_about
 from finetune.system.messages import bytes_text
 from finetune.training import overview
 from finetune.training.calibration import Calibration, read_calibration
@@ -164,7 +166,7 @@ def _close(parts: Parts) -> None:
     run.mark_ended()
     if parts.plan.settings.keep_last or run.path is None:
         return
-    freed = drop_last(run.path)
+    freed = drop_last(run.dir)
     if freed:
         log.info(
             "deleted the files that only resuming needs: %s freed (--keep_last)", bytes_text(freed)
@@ -211,17 +213,18 @@ def train(parts: Parts, changed: str) -> None:
     if parts.plan.settings.threshold is not None:
         check_has_positives(trainer, parts.data)
     first = None if plan.start is None else plan.start.path
-    run.about = {
+    run.beginning = {
         "command": plan.command,
         KEY: plan.identity.as_plain(),
-        "began": now(),
+        "data": place_of(arguments_in_effect(plan.settings.data)),
+        "network": plan.settings.model.backbone,
         "folder": os.getcwd(),
         "began_from": run.began_from,
         "licence_of_the_weights": run.licence,
         **overview.log_overview(trainer, parts.model, parts.data, first),
     }
     if plan.ranking is not None:
-        run.about["backbone_ranking"] = plan.ranking
+        run.beginning["backbone_ranking"] = plan.ranking
     parts.data.is_fitted = True
     if plan.start is not None:
         continue_record(parts.data, plan.start.content, trainer.is_global_zero)
@@ -280,12 +283,9 @@ def _is_complete(parts: Parts) -> bool:
     """Return whether the best checkpoint of a run that has reached its limit is final, tested and reported."""
     run = parts.run
     has_report = run.file("report.html").exists() or not parts.plan.settings.report
-    if not has_report or "ended" not in read_about(run.file(".")):
+    if not has_report or not run.dir.has_ended:
         return False
-    result = run.file("test.json")
-    best = run.checkpoint("best")
-    # a prolonged run has a newer best.ckpt
-    is_tested = result.exists() and best.stat().st_mtime <= result.stat().st_mtime
+    is_tested = "test" in run.dir.facts()
     return (is_tested or not parts.has_test) and is_settled(parts.trainer, parts.data, run)
 
 
@@ -383,12 +383,12 @@ def report(parts: Parts, calibration: Calibration, is_tested: bool) -> None:
     has_best = run.checkpoint("best").exists()
     folder = run.checkpoint("best").parents[1]
     record = read_run(folder)
-    if not is_tested:  # an earlier process may have tested another best.ckpt
-        record = replace(record, result={})
-    if not record.result:  # else `Results` has printed it after the test
-        _print_lines(validation_outcome(record), *calibration.describe(parts.model.class_names))
-    if has_best and record.why_best:
-        _print_lines(f"best.ckpt: {record.why_best}")
+    if not is_tested:  # else `Results` has printed it after the test
+        _print_lines(
+            str(record.headline or NO_RESULT), *calibration.describe(parts.model.class_names)
+        )
+    if has_best and record.best is not None:
+        _print_lines(f"best.ckpt: {record.best.why}")
     _print_lines(f"run in {run.place}")
     if parts.plan.settings.report and (page := _write_report(run, record, parts.data)):
         _print_lines(f"report in {page}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from finetune.runs.outcome import INTERVAL, mean_precision_interval
+from finetune.runs.headline import INTERVAL, mean_precision_interval
 from finetune.runs.predictions_table import Predictions
 from finetune.runs.record import RunRecord
 from finetune.system.files import replacing
@@ -89,7 +89,7 @@ def _row_of_fold(number: int, run: RunRecord) -> dict[str, Any]:
         "num_images": len(predictions.paths),
         "num_right": int(predictions.is_right.sum()),
         "loss": run.result["test/loss"],
-        "best_epoch": run.best[0] if run.best else None,
+        "best_epoch": run.best.epoch if run.best else None,
     }
     if predictions.is_single:
         return row
@@ -133,12 +133,11 @@ def _rows(path: Path) -> Iterator[list[str]]:
         yield from csv.reader(file)
 
 
-def merged_about(runs: Sequence[RunRecord], first: dict[str, Any]) -> dict[str, Any]:
-    """Return about.json of all folds.
+def merged_about(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return facts about all folds for run.json.
 
     Args:
         runs: The runs of the folds, in order.
-        first: What is known from the beginning: the command and the time.
     """
     about = runs[0].about
     result = runs[0].result
@@ -157,7 +156,6 @@ def merged_about(runs: Sequence[RunRecord], first: dict[str, Any]) -> dict[str, 
     )
     images = f"images: {about.get('root')}: {num_images:,}, each tested in one of {num} folds"
     return {
-        **first,
         "root": about.get("root"),
         "splits": {
             "train": {

@@ -1,6 +1,5 @@
 """Cross-validation: the fit of a plan with each part of the images as test images, one after another, then a join."""
 
-import json
 import logging
 import os
 import shlex
@@ -11,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from finetune.data.data_place import place_of
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.distributed.child_command import start_command, wait_for
-from finetune.fitting.build import data_arguments, open_data
+from finetune.fitting.build import arguments_in_effect, data_arguments, open_data
 from finetune.fitting.evaluate import evaluate
 from finetune.fitting.fold_results import (
     merged_about,
@@ -25,20 +25,19 @@ from finetune.fitting.plan import Plan, plan_file
 from finetune.inference.joined_checkpoint import join_checkpoints
 from finetune.reports.report_page import page_of
 from finetune.runs.changes import Changes, changes_from, check_changes, describe_held
-from finetune.runs.folder import Run, has_result, last_checkpoint, missing_folders, remove_empty
-from finetune.runs.identity import KEY, fold_runs
+from finetune.runs.folder import Run, has_result, missing_folders, remove_empty
+from finetune.runs.headline import INTERVAL, headline_of
 from finetune.runs.lightning_callbacks import Limits, ended_by
-from finetune.runs.outcome import INTERVAL, outcome_line
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.result_file import write_result
 from finetune.runs.resume import read_start
+from finetune.runs.run_dir import RunDir, now
 from finetune.runs.run_lock import (
     descriptors_for_children,
     hold,
     release_run,
     wait_for_children,
 )
-from finetune.runs.run_search import now, read_about, write_about
 from finetune.runs.statistics import percent
 from finetune.settings.layers import Layer, Layers, read_config
 from finetune.system.files import replace_text
@@ -70,11 +69,11 @@ def fit_folds(plan: Plan) -> Path:
         log.info("%s", note)
     if held := describe_held(plan.changes):
         log.info("%s", held)
-    runs = fold_runs(folder)
+    runs = RunDir(folder).folds
     for fold, run in enumerate(runs, 1):
         of_fold = _plan_of_fold(plan, folder, fold, run)
         if of_fold is None:
-            log.info("fold %d of %d has ended: %s", fold, len(runs), run)
+            log.info("fold %d of %d has ended: %s", fold, len(runs), run.path)
             continue
         log.info("fold %d of %d", fold, len(runs))
         with plan_file(of_fold) as file:
@@ -86,7 +85,7 @@ def fit_folds(plan: Plan) -> Path:
     return folder
 
 
-def _plan_of_fold(plan: Plan, folder: Path, fold: int, run: Path) -> Plan | None:
+def _plan_of_fold(plan: Plan, folder: Path, fold: int, run: RunDir) -> Plan | None:
     """Return the plan of the fit of a fold; None if it has nothing left to do.
 
     Args:
@@ -95,13 +94,13 @@ def _plan_of_fold(plan: Plan, folder: Path, fold: int, run: Path) -> Plan | None
         fold: The number of the fold, from 1.
         run: The folder of its run.
     """
-    can_go_on = last_checkpoint(run).is_file()
+    can_go_on = run.has("last")
     if not can_go_on and _has_ended(run):
         return None
     values = {
         "trainer.default_root_dir": str(folder),
-        "resume": str(run) if can_go_on else False,
-        "name": None if can_go_on else run.name,
+        "resume": str(run.path) if can_go_on else False,
+        "name": None if can_go_on else run.path.name,
     }
     of_fold = replace(
         _with_fold(plan, fold).put(values),
@@ -113,10 +112,11 @@ def _plan_of_fold(plan: Plan, folder: Path, fold: int, run: Path) -> Plan | None
     )
     if not can_go_on:
         return of_fold
-    changes = _changes_of(run, of_fold)
+    changes = _changes_of(run.path, of_fold)
     if _has_ended(run) and changes.keys() <= _PLACES:
         return None
-    return replace(of_fold, run=run, start=read_start(last_checkpoint(run)), changes=changes)
+    start = read_start(run.checkpoint("last"))
+    return replace(of_fold, run=run.path, start=start, changes=changes)
 
 
 def _with_fold(plan: Plan, fold: int) -> Plan:
@@ -125,8 +125,9 @@ def _with_fold(plan: Plan, fold: int) -> Plan:
     return plan.put(values)
 
 
-def _has_ended(run: Path) -> bool:
-    return "ended" in read_about(run) and (run / "test.json").is_file()
+def _has_ended(run: RunDir) -> bool:
+    """Return whether a fold has a test, without which the folds cannot be joined."""
+    return run.has_ended and "test" in run.facts()
 
 
 def _changes_of(run: Path, of_fold: Plan) -> Changes:
@@ -147,18 +148,17 @@ def _check_changes(plan: Plan, folder: Path) -> None:
     Raises:
         ValueError: One cannot, so that the folds would differ in more than their images.
     """
-    for fold, run in enumerate(fold_runs(folder), 1):
-        last = last_checkpoint(run)
-        if not last.is_file() and not _has_ended(run):
+    for fold, run in enumerate(RunDir(folder).folds, 1):
+        if not run.has("last") and not _has_ended(run):
             continue  # it begins anew
         of_fold = _with_fold(plan, fold)
-        changes = _changes_of(run, of_fold)
+        changes = _changes_of(run.path, of_fold)
         if not changes:
             continue
-        start = read_start(last if last.is_file() else run / "checkpoints" / "best.ckpt")
+        start = read_start(run.checkpoint("last" if run.has("last") else "best"))
         trainer = of_fold.settings.trainer
         limits = Limits(max_epochs=trainer.max_epochs, max_steps=trainer.max_steps)
-        is_finished = not last.is_file() or bool(ended_by(start.content, limits))
+        is_finished = not run.has("last") or bool(ended_by(start.content, limits))
         with only_errors("finetune.data"):  # the fold logs the same
             data = open_data(of_fold.settings.data)
             data.read()
@@ -187,21 +187,21 @@ def _run(folder: Path, arguments: Sequence[str]) -> int:
 
 def _write_beginning(folder: Path, plan: Plan) -> None:
     """Write how the cross-validation began, or went on, and its settings."""
-    about = read_about(folder)
-    if "command" in about:
-        names = [name for name in ("command", "began", "folder") if name in about]
-        kept: dict[str, Any] = {name: about[name] for name in names}
-        about = {**kept, "went_on_by": [*about.get("went_on_by", []), plan.command]}
+    run = RunDir(folder)
+    before = run.facts()
+    if "command" in before:
+        run.update(went_on_by=[*before.get("went_on_by", []), plan.command], ended=None)
     else:
-        about = {"command": plan.command, "began": now(), "folder": os.getcwd()}
-    # first, since a folder without it is not taken for a run
-    write_about(folder, {**about, KEY: plan.identity.as_plain()})
+        run.update(command=plan.command, folder=os.getcwd())
+    identity = plan.identity.as_plain()
+    place = place_of(arguments_in_effect(plan.settings.data))
+    run.update(identity=identity, data=place, network=plan.settings.model.backbone)
     replace_text(folder / "config.yaml", plan.config)
 
 
 def _conclude(folder: Path, plan: Plan) -> None:
     """Join the results of the folds, and print them."""
-    runs = [read_run(run) for run in fold_runs(folder)]
+    runs = [read_run(run.path) for run in RunDir(folder).folds]
     predictions = [predictions_of(run) for run in runs]
     with only_errors("finetune.data"):  # the folds have logged the same
         data = open_data(plan.settings.data)
@@ -218,8 +218,13 @@ def _conclude(folder: Path, plan: Plan) -> None:
     if "test" in data.splits and not data.splits["test"].is_drawn:
         result["test_folder"] = _test_together(folder, plan)
     write_result(folder / "test.json", result)
-    _write_seconds(folder, runs)
-    write_about(folder, {**merged_about(runs, read_about(folder)), "ended": now()})
+    headline = headline_of(result)
+    RunDir(folder).update(
+        **merged_about(runs),
+        seconds=_seconds(runs),
+        test=headline and headline.as_plain(),
+        ended=now(),
+    )
     _print_result(result, calibration.describe(result["class_names"])[1:])
     _report(folder, read_run(folder))
     if missed := calibration.describe_unreached_aim(result["class_names"]):
@@ -259,10 +264,9 @@ def _test_together(folder: Path, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _write_seconds(folder: Path, runs: Sequence[RunRecord]) -> None:
+def _seconds(runs: Sequence[RunRecord]) -> dict[str, float]:
     phases = dict.fromkeys(phase for run in runs for phase in run.seconds)
-    seconds = {phase: sum(run.seconds.get(phase, 0.0) for run in runs) for phase in phases}
-    replace_text(folder / "seconds.json", json.dumps(seconds, indent=2) + "\n")
+    return {phase: sum(run.seconds.get(phase, 0.0) for run in runs) for phase in phases}
 
 
 def _print_result(result: dict[str, Any], thresholds: Sequence[str]) -> None:
@@ -273,7 +277,7 @@ def _print_result(result: dict[str, Any], thresholds: Sequence[str]) -> None:
         thresholds: The thresholds of the networks of all folds together in words; empty if there are none.
     """
     rows = result["folds"]
-    print(f"{outcome_line(result)}, each image in one of {len(rows)} folds")
+    print(f"{headline_of(result)} Each image is in one of {len(rows)} folds.")
     if "mAP" in rows[0]:
         values = ["none" if row["mAP"] is None else f"{row['mAP']:.3f}" for row in rows]
         print(f"test mAP of the folds: {', '.join(values)}")
@@ -285,7 +289,7 @@ def _print_result(result: dict[str, Any], thresholds: Sequence[str]) -> None:
         print("thresholds of all folds together, chosen on these predictions for new images:")
     for line in thresholds:
         print(f"  {line}")
-    if together := outcome_line(result.get("test_folder", {})):
+    if together := headline_of(result.get("test_folder", {})):
         print(f"all folds together on the test folder: {together}")
 
 

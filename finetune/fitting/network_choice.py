@@ -82,7 +82,7 @@ def _settings_of(candidate: Candidate) -> dict[str, Any]:
 
 
 def _rank_candidates(settings: FitSettings, layers: Layers) -> tuple[Candidate, dict[str, Any]]:
-    """Rank the candidates; return the best one, and the ranking for about.json."""
+    """Rank the candidates; return the best one, and the ranking for run.json."""
     candidates = sorted(
         candidates_of(settings.model.backbone, settings.model.weights), key=_needs_download
     )

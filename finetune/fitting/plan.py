@@ -27,12 +27,12 @@ class Plan:
 
     Attributes:
         settings: All settings, decided.
-        command: What the user typed, for about.json.
-        identity: The data and the network, for about.json.
+        command: What the user typed, for run.json.
+        identity: The data and the network, for run.json.
         run: The folder of the run that continues; None for a new run.
         start: The checkpoint from which training starts: that of the run, or of `--ckpt_path`; None for none.
         changes: The settings that differ from those of the run that continues.
-        ranking: How the network was chosen among several, for about.json; None if it was not.
+        ranking: How the network was chosen among several, for run.json; None if it was not.
         notes: What to report before training, in the order in which it was decided.
         data: The images, if they were read for a decision; not in the file.
     """

@@ -10,12 +10,11 @@ import numpy as np
 from finetune.inference.image_viewer import ImageViewer
 from finetune.reports.charts import curves, line_sample
 from finetune.reports.test_images import ReportImage, report_images
-from finetune.runs.headline import data_set, headline, network
 from finetune.runs.local_copies import shown_place
-from finetune.runs.outcome import METRICS
 from finetune.runs.predictions_table import Predictions
 from finetune.runs.record import RunRecord
-from finetune.runs.statistics import interval, mcnemar, num_right_of, percent
+from finetune.runs.results import METRICS
+from finetune.runs.statistics import mcnemar
 from finetune.runs.tested_images import data_folder, tested_names
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
@@ -156,7 +155,7 @@ def _heading(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
     what = (
         f"{names[0]} compared with {names[1]}" if len(names) == 2 else f"{len(names)} runs compared"
     )
-    data_sets = {data_set(run) for run in runs}
+    data_sets = {run.data_set for run in runs}
     prefix = data_sets.pop() if len(data_sets) == 1 else ""
     return f"{prefix}: {what}" if prefix else what
 
@@ -177,19 +176,19 @@ def _answer(
     tested = [
         (result, name, frozenset(images))
         for run, name, images in zip(runs, names, map(tested_names, runs), strict=True)
-        if (result := headline(run)).split == "test" and result.num
+        if (result := run.tested) is not None
     ]
     if len({(result.metric, places) for result, _, places in tested}) != 1:
         return None
-    best, name, _ = max(tested, key=lambda row: row[0].share)
-    return best.value, f"highest test {best.metric}, {name}"
+    best, name, _ = max(tested, key=lambda row: row[0].value)
+    return best.value_text, f"highest test {best.metric}, {name}"
 
 
 def _facts(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
     """Yield the names and values of facts for the head of the page."""
     days = sorted(run.date[:10] for run in runs)
     yield "trained", days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-    networks = dict.fromkeys(filter(None, map(network, runs)))
+    networks = dict.fromkeys(run.network for run in runs if run.network)
     if networks:
         yield "networks" if len(networks) > 1 else "network", ", ".join(networks)
     nums = sorted({len(run.predictions.paths) for run in runs if run.predictions is not None})
@@ -261,9 +260,9 @@ def _metrics_and_settings(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list
     """Yield the rows of the table: a metric, or a setting that differs, and its value for each run."""
     have_labels = [run.has_labels for run in runs]
     if not all(have_labels):
-        yield "test accuracy", ["" if run.has_labels else _accuracy(run) for run in runs]
+        yield "test accuracy", ["" if run.has_labels else _result(run) for run in runs]
     if any(have_labels):
-        yield "test mAP", [_mean_precision(run) if run.has_labels else "" for run in runs]
+        yield "test mAP", [_result(run) if run.has_labels else "" for run in runs]
     for name in METRICS:
         if name in ("accuracy", "mAP"):  # the rows above have them with an interval
             continue
@@ -274,7 +273,7 @@ def _metrics_and_settings(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list
                 ["" if value is None else f"{value:.4f}" for value in values],
             )
     yield "seconds", [f"{sum(run.seconds.values()):.0f}" if run.seconds else "" for run in runs]
-    yield "best.ckpt", [run.weights_of_best for run in runs]
+    yield "best.ckpt", ["" if run.best is None else run.best.weights for run in runs]
     for keys in _SETTINGS:
         values = [run.setting(*keys) for run in runs]
         if any(value != values[0] for value in values):
@@ -284,15 +283,9 @@ def _metrics_and_settings(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list
         yield "images", [print_[:12] for print_ in prints]
 
 
-def _accuracy(run: RunRecord) -> str:
-    num_right, num = num_right_of(run.result.get("confusion_matrix") or [])
-    return f"{percent(num_right / num)} ({interval(num_right, num)})" if num else "not tested"
-
-
-def _mean_precision(run: RunRecord) -> str:
-    result = headline(run)
-    is_tested = result.split == "test" and result.metric == "mAP"
-    return f"{result.value} ({result.interval})" if is_tested else "not tested"
+def _result(run: RunRecord) -> str:
+    result = run.tested
+    return "not tested" if result is None else f"{result.value_text} ({result.interval_text})"
 
 
 def _charts(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[str]:

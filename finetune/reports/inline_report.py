@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from finetune.reports.report import training_charts
-from finetune.runs.headline import headline
 from finetune.runs.record import RunRecord
 from finetune.system.html_page import render
 
@@ -22,7 +21,7 @@ def inline_report(run: RunRecord, sheet: str = "", about_sheet: str = "") -> str
     return render(
         "reports/inline_report.html",
         place=place,
-        headline=str(headline(run)),
+        headline=run.headline_text,
         charts=list(training_charts(run))[:2],  # the loss and the accuracy
         sheet=sheet,
         about_sheet=about_sheet,

@@ -47,7 +47,8 @@ class LiveReport(pl.Callback):
 
         try:
             record = read_run(self.run.file("."))
-            record = replace(record, result={}, predictions=None)
+            about = {name: fact for name, fact in record.about.items() if name != "test"}
+            record = replace(record, about=about, result={}, predictions=None)
             write_report(record, None, {}, is_running=is_running)
             self._has_page = True
         except Exception as error:  # which must not end training, nor hide what has ended it

@@ -1,11 +1,7 @@
 """A model card in Markdown, after Mitchell et al. 2019 (arXiv:1810.03993)."""
 
-from typing import Any
-
 from finetune.reports.class_metrics import class_metrics
-from finetune.runs.headline import headline, network
 from finetune.runs.licence import licence
-from finetune.runs.outcome import num_in_split
 from finetune.runs.record import RunRecord
 
 
@@ -38,7 +34,7 @@ def model_card(run: RunRecord) -> str:
         f"# {run.name}",
         "",
         f"An image classifier of {what}.",
-        f"Network: {network(run)}, input {size} x {size} pixels (RGB). Its training started from",
+        f"Network: {run.network}, input {size} x {size} pixels (RGB). Its training started from",
         f"{weights_and_licence(run)}.",
         "",
         "## Meant for",
@@ -56,7 +52,7 @@ def model_card(run: RunRecord) -> str:
         "",
         "## Trained on",
         "",
-        *(f"- {line}" for line in _trained(about)),
+        *(f"- {line}" for line in _trained(run)),
         "",
         "## Limits",
         "",
@@ -75,7 +71,7 @@ def _measured(run: RunRecord) -> list[str]:
     if run.has_labels:
         names.append("average precision")
     lines = [
-        f"Test images of {run.about.get('root', 'the data set')}. {headline(run)}",
+        f"Test images of {run.about.get('root', 'the data set')}. {run.headline_text}",
         "",
         f"| | images | {' | '.join(names)} |",
         "| --- | --- |" + " --- |" * len(names),
@@ -89,11 +85,11 @@ def _measured(run: RunRecord) -> list[str]:
     return lines
 
 
-def _trained(about: dict[str, Any]) -> list[str]:
-    train = about.get("splits", {}).get("train", {}).get("counts", {})
+def _trained(run: RunRecord) -> list[str]:
+    train = run.about.get("splits", {}).get("train", {}).get("counts", {})
     counts = ", ".join(f"{name} {num}" for name, num in list(train.items())[:20])
     more = f" and {len(train) - 20} more classes" if len(train) > 20 else ""
     return [
-        f"{num_in_split(about, 'train')} images: {counts}{more}",
-        f"fingerprint {about.get('fingerprint') or 'unknown'}",
+        f"{run.num_images('train')} images: {counts}{more}",
+        f"fingerprint {run.about.get('fingerprint') or 'unknown'}",
     ]

@@ -13,8 +13,7 @@ from finetune.reports.class_sections import image_sections, matrix
 from finetune.reports.model_card import model_card, weights_and_licence
 from finetune.reports.test_images import Highlights, ReportImage, highlights, report_images
 from finetune.runs.clock import PHASES
-from finetune.runs.headline import headline, network, title
-from finetune.runs.outcome import INTERVAL, num_in_split, outcome_line
+from finetune.runs.headline import INTERVAL, headline_of
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import interval, percent
 from finetune.system.files import replace_text
@@ -38,7 +37,6 @@ def write_report(
         target: File of the report; None is report.html in the run's folder.
     """
     target = target or run.path / "report.html"
-    answer = headline(run)
     augmented = run.path / "augmented.webp"
     sections = image_sections(run.predictions, viewer) if run.predictions else []
     kinds = list(_highlights(run, viewer)) if viewer else []
@@ -48,12 +46,12 @@ def write_report(
         target,
         render(
             "reports/report.html",
-            title=f"{title(run)}: report",
-            heading=title(run),
+            title=f"{run.title}: report",
+            heading=run.title,
             run=run,
             is_running=is_running,
-            answer=answer,
-            headline=str(answer),
+            answer=run.headline,
+            headline=run.headline_text,
             summary=list(_summary(run)),
             to_repeat=list(_facts(run, versions)),
             charts=list(training_charts(run)),
@@ -115,20 +113,20 @@ def _why_no_images(run: RunRecord, viewer: ImageViewer | None, images: list[Repo
 def _summary(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Yield names and values for the head of the page."""
     yield "date", run.date
-    splits = {name: num_in_split(run.about, name) for name in _splits(run)}
+    splits = {name: run.num_images(name) for name in _splits(run)}
     if splits:
         yield "images", ", ".join(f"{num:,} {name}" for name, num in splits.items())
         yield (
             "labels" if run.has_labels else "classes",
             f"{len(_splits(run).get('train', {}).get('counts', ())):,}",
         )
-    if network(run):
-        yield "network", network(run)
+    if run.network:
+        yield "network", run.network
     size = run.setting("data", "init_args", "image_size")
     if size:
         yield "image size", f"{size} pixels"
     if run.best:
-        yield "best.ckpt", run.weights_of_best
+        yield "best.ckpt", run.best.weights
     if run.seconds:
         yield "time", _duration(sum(run.seconds.values()))
     yield "run", run.name
@@ -154,7 +152,7 @@ def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]
         what, _, text = line.partition(": ")
         yield what, text
     if run.best:
-        yield "best.ckpt", run.why_best
+        yield "best.ckpt", run.best.why
     if run.setting("seed_everything") is not None:
         yield "seed", str(run.setting("seed_everything"))
     if run.about.get("fingerprint"):
@@ -166,9 +164,8 @@ def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]
 def training_charts(run: RunRecord) -> Iterator[str]:
     """Yield charts of the loss, the metrics and the learning rates, if they were logged."""
     best = None
-    share = run.interpolation.share if run.interpolation else 1.0
-    if run.best and share > 0:  # otherwise best.ckpt has the weights before training
-        best = (run.best[0], "best.ckpt" if share == 1 else "part of best.ckpt")
+    if run.best and run.best.share > 0:  # otherwise best.ckpt has the weights before training
+        best = (run.best.epoch, "best.ckpt" if run.best.share == 1 else "part of best.ckpt")
     for what in ("loss", "mAP", "f1_micro") if run.has_labels else ("loss", "accuracy"):
         train = "train/loss_epoch" if what == "loss" else f"train/{what}"
         lines = {
@@ -219,4 +216,5 @@ def _mean_precision_of(fold: dict[str, Any]) -> dict[str, Any]:
 
 def _test_folder(run: RunRecord) -> str:
     """Return the result of all folds together on the test folder; "" if there is none."""
-    return outcome_line(run.result.get("test_folder", {}))
+    result = headline_of(run.result.get("test_folder", {}))
+    return "" if result is None else result.line

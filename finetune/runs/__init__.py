@@ -1,11 +1,11 @@
 """The files of a run: writing them, reading them, and resuming from them.
 
 The folder:
-- `folder` is the folder of a run, with its config.yaml and about.json.
+- `run_dir` owns the folder of a run and its record, run.json, and finds runs. `run_table` has a row for each run.
+- `folder` creates the folder of a command's run.
 - `run_checkpoint` accepts a run's folder in the place of its best checkpoint.
-- `run_search` finds the folders of runs. `run_table` reads a row for each run from its small files.
 - `local_copies`, `run_upload` and `run_download` keep a run in object storage.
-- `removal` deletes a run, or only what resuming needs. `checkpoint_parts` rewrites checkpoints without that.
+- `removal` deletes a run, or only what resuming needs.
 
 Checkpoints:
 - `model_checkpoint` decides when last.ckpt and best.ckpt are written, and stops a fit that has diverged.
@@ -17,11 +17,11 @@ Checkpoints:
 
 Other files of a run:
 - `metrics_csv`: metrics.csv and steps.csv.
-- `results`: test.json or val.json, and skipped.txt. `outcome` is the result in a line.
+- `results`: test.json or val.json, and skipped.txt. `headline` is the result in a sentence, which run.json keeps.
 - `predictions`: predictions.csv and test_predictions.csv. `prediction_rows` has their columns.
-- `clock`: seconds.json.
-- `interpolation_record`: kept_weights.json, the choice between the weights at the start and at the end.
-- `side_files` reads small JSON files, and `result_file` test.json and val.json.
+- `clock`: the time of each phase, in run.json.
+- `interpolation_record`: the choice between the weights at the start and at the end.
+- `result_file` reads and writes test.json and val.json.
 
 Resuming:
 - `identity` is what a run is of, as it records when it begins, and finds the run to resume by that. `resume` continues

@@ -8,7 +8,7 @@ data sets, under "Which epoch is kept".
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import MappingProxyType
 
 import numpy as np
@@ -56,17 +56,6 @@ def lowest_acceptable(
         error_of: Returns the standard error of a value, for the value and a number of images.
     """
     return highest - error_of(highest, num_images)
-
-
-def chosen_epoch(accuracies: Sequence[float], num_images: float) -> int:
-    """Return the index of the chosen validation: the latest one within a standard error of the highest value.
-
-    Args:
-        accuracies: The monitored metric of each validation of a run, (num_validations,), at least one.
-        num_images: Number of validation images, for several labels the effective one; 0 if it is unknown.
-    """
-    lowest = lowest_acceptable(max(accuracies), num_images)
-    return max(i for i, accuracy in enumerate(accuracies) if accuracy >= lowest)
 
 
 def describe(epoch: int, value: float, highest: float, monitor: str = MONITOR) -> str:

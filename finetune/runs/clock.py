@@ -1,14 +1,11 @@
-"""seconds.json: the time of each phase of a run."""
+"""The time of each phase of a run, and the number of its epochs, in run.json."""
 
-import json
 import time
 from typing import Any
 
 import pytorch_lightning as pl
 
 from finetune.runs.folder import Run
-from finetune.runs.side_files import read_side_file
-from finetune.system.files import replace_text
 
 PHASES = {
     "preparing": "before the first step: listing images, loading weights, computations done once",
@@ -22,7 +19,7 @@ class Clock(pl.Callback):
     """Measures the seconds of a run's phases on rank 0. A resumed run adds to the seconds of the run before.
 
     Args:
-        run: The run. `seconds.json` is written to its folder at the end of each epoch and after a test.
+        run: The run. Its record is updated at the end of each epoch and after a test.
     """
 
     def __init__(self, run: Run) -> None:
@@ -54,13 +51,14 @@ class Clock(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._enter("training")
-        self._write(trainer)
+        if trainer.is_global_zero:
+            self.run.dir.update(seconds=self._rounded(), epochs=trainer.current_epoch + 1)
 
     def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._enter("")
 
     def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        # If an earlier command trained the run, its seconds are in the file.
+        # If an earlier command trained the run, its seconds are in the record.
         if self._phase == "preparing":
             before = self._before(trainer.is_global_zero)
             if before:
@@ -70,15 +68,14 @@ class Clock(pl.Callback):
 
     def on_test_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._enter("")
-        self._write(trainer)
+        if trainer.is_global_zero:
+            self.run.dir.update(seconds=self._rounded())
 
     def _before(self, is_global_zero: bool) -> dict[str, float]:
-        """Return the seconds in the run's seconds.json; an empty dict if there is none yet."""
-        if self.run.path is None or not is_global_zero:  # only rank 0 reads and writes the file
+        """Return the seconds in the run's record; an empty dict if there are none yet."""
+        if self.run.path is None or not is_global_zero:  # only rank 0 reads and writes it
             return {}
-        return read_side_file(self.run.file("seconds.json"))
+        return self.run.dir.facts().get("seconds", {})
 
-    def _write(self, trainer: pl.Trainer) -> None:
-        if trainer.is_global_zero:
-            rounded = {phase: round(seconds, 3) for phase, seconds in self.seconds.items()}
-            replace_text(self.run.file("seconds.json"), json.dumps(rounded, indent=2) + "\n")
+    def _rounded(self) -> dict[str, float]:
+        return {phase: round(seconds, 3) for phase, seconds in self.seconds.items()}

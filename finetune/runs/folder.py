@@ -13,30 +13,26 @@ import pytorch_lightning as pl
 
 from finetune.data.data_place import RUNS_MARK
 from finetune.distributed.ranks import ending
-from finetune.runs.identity import num_folds
-from finetune.runs.local_copies import RECORD, SYNC, address_of, shown_place
+from finetune.runs.local_copies import SYNC, UPLOADED, address_of, shown_place
+from finetune.runs.run_dir import RECORD, RunDir, is_numbered, now, version_of, versions
 from finetune.runs.run_download import fetch_run, names_there
 from finetune.runs.run_lock import CHILDREN_LOCK, LOCK, check_free, hold, release_run
-from finetune.runs.run_search import is_numbered, is_run_folder, now, read_about, write_about
 from finetune.runs.run_upload import RunUpload
-from finetune.runs.side_files import read_side_file
 from finetune.system.files import is_unfinished, replace_text
 from finetune.system.messages import WrongUsage, reason, shown
 
-# Keys of about.json that describe how a run began. A resumed run does not change them.
+# Facts about how a run began. A resumed run does not change them.
 _OF_THE_BEGINNING = ("command", "began", "lines", "backbone_ranking")
 # Files of a run without a result. If a run fails and its folder has no other files, the folder is deleted.
 _OF_NO_RESULT = {
+    RECORD,
     "config.yaml",
-    "about.json",
-    "seconds.json",
-    "loggers.json",
     "report.html",
     LOCK,
     CHILDREN_LOCK,
     "checkpoints/start.ckpt",
 }
-_OF_LOCAL_COPIES = {RECORD, SYNC}
+_OF_LOCAL_COPIES = {UPLOADED, SYNC}
 
 
 class Run:
@@ -48,7 +44,7 @@ class Run:
         path: The run's folder; None until `choose`.
         began_from: The checkpoint of another run that this one started from, if there is one.
         licence: The licence of the weights that it started from, in a sentence.
-        about: Content of about.json; None if there is nothing to write.
+        beginning: Facts for run.json about how the fit begins or goes on; None if there are none.
         name: The name of its folder; None for the next version_N.
         leaves_folder: Whether the run creates a folder even if no logger needs one.
     """
@@ -61,7 +57,7 @@ class Run:
         self.path = path
         self.began_from: str | None = None
         self.licence: str | None = None
-        self.about: dict[str, Any] | None = None
+        self.beginning: dict[str, Any] | None = None
         self.name = name
         self.leaves_folder = True
         self._upload: RunUpload | None = None  # on rank 0, if the run is in object storage
@@ -104,7 +100,7 @@ class Run:
             self._claim_name()
         else:
             self._choose_version(folder, missing)
-        assert self.path is not None
+        self.dir.update(kind=self.command, began=now())
         self._mark(missing)
 
     def _mark(self, missing: Sequence[Path]) -> None:
@@ -135,7 +131,7 @@ class Run:
     def _choose_version(self, folder: Path, missing: Sequence[Path]) -> None:
         names = filter(is_numbered, names_there(self.root, self.command))
         existing = [*versions(self.root, self.command), *map(Path, names)]
-        number = 1 + max(map(_version, existing), default=-1)
+        number = 1 + max(map(version_of, existing), default=-1)
         while self.path is None:
             candidate = folder / f"version_{number}"
             number += 1
@@ -214,11 +210,22 @@ class Run:
             self._upload.send()
             self._upload.wait()
 
+    @property
+    def dir(self) -> RunDir:
+        """The run's folder, which is chosen."""
+        assert self.path is not None, "the run's folder is not chosen yet"
+        return RunDir(self.path)
+
     def mark_ended(self) -> None:
-        """Write the time of the run's end to about.json, unless it is there already."""
-        about = {} if self.path is None else read_about(self.path)
-        if self.path is not None and about and "ended" not in about:
-            write_about(self.path, about | {"ended": now()})
+        """Write the time of the run's end to run.json, unless it is there already."""
+        if not self.dir.has_ended:
+            self.dir.update(ended=now())
+
+    def forget_best(self) -> None:
+        """Remove the results of best.ckpt, before another one is written."""
+        for name in ("test.json", "test_predictions.csv"):
+            self.file(name).unlink(missing_ok=True)
+        self.dir.update(best=None, test=None)
 
     def discard_if_empty(self) -> None:
         """Delete the folder that this command has created if it contains neither results nor logged metrics."""
@@ -232,11 +239,10 @@ class Run:
         remove_empty(self._made[1:])
 
     def file(self, name: str) -> Path:
-        assert self.path is not None, "the run's folder is not chosen yet"
-        return self.path / name
+        return self.dir.path / name
 
     def checkpoint(self, name: str) -> Path:
-        return self.file("checkpoints") / f"{name}.ckpt"
+        return self.dir.checkpoint(name)
 
 
 def missing_folders(folder: Path) -> list[Path]:
@@ -253,17 +259,6 @@ def remove_empty(folders: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def versions(root: str | Path, command: str) -> list[Path]:
-    """Return the folders of the numbered runs of `command` in `root`, oldest first."""
-    folders = Path(root, command).glob("version_*")
-    return sorted((f for f in folders if f.is_dir() and is_numbered(f.name)), key=_version)
-
-
-def last_checkpoint(run: Path) -> Path:
-    """Return the path of the checkpoint from which `--resume` continues a run."""
-    return run / "checkpoints" / "last.ckpt"
-
-
 def check_unused(folder: Path) -> None:
     """Check that a new run can use this folder. It may exist, if a fit was killed before it had a result.
 
@@ -274,7 +269,8 @@ def check_unused(folder: Path) -> None:
     if folder.is_dir() and not folder.is_symlink() and _is_ours(folder) and not has_result(folder):
         check_free(folder)
     elif os.path.lexists(folder):
-        can_go_on = last_checkpoint(folder).is_file() or num_folds(folder) is not None
+        run = RunDir(folder)
+        can_go_on = run.has("last") or run.num_folds is not None
         hint = "continue that run with --resume" if can_go_on else f"finetune runs rm {folder}"
         raise WrongUsage(
             f"--name {folder.name}: {shown_place(folder)} exists already: choose another name, or {hint}"
@@ -296,7 +292,7 @@ def _is_ours(folder: Path) -> bool:
     """Return whether a folder is that of a run, or has nothing but locks and temporary files."""
     locks = {LOCK, CHILDREN_LOCK, RUNS_MARK, *_OF_LOCAL_COPIES}
     others = (path for path in folder.iterdir() if path.name not in locks)
-    return is_run_folder(folder) or all(map(is_unfinished, others))
+    return RunDir(folder).is_run or all(map(is_unfinished, others))
 
 
 def check_name(name: str) -> None:
@@ -339,12 +335,8 @@ def _has_metrics(steps: Path) -> bool:
     return any("/" in name and not name.startswith("lr-") for name in columns)
 
 
-def _version(folder: Path) -> int:
-    return int(folder.name.removeprefix("version_"))
-
-
 class RunFolder(pl.Callback):
-    """Chooses the run's folder on rank 0, broadcasts it, and writes `config.yaml` and `about.json`.
+    """Chooses the run's folder on rank 0, broadcasts it, and writes `config.yaml` and `run.json`.
 
     Args:
         run: The run.
@@ -371,10 +363,8 @@ class RunFolder(pl.Callback):
             )
         if self.run.path is not None and trainer.is_global_zero and (is_new or stage == "fit"):
             began = f"# It began from {shown(self.run.began_from)}\n" if self.run.began_from else ""
-            if (
-                self.run.about is not None
-            ):  # first, since a folder without it is not taken for a run
-                write_about(self.run.path, self._about(self.run.about))
+            if self.run.beginning is not None:
+                self.run.dir.update(**self._facts(self.run.beginning))
             replace_text(self.run.file("config.yaml"), began + self.config)
             self.run.send()
 
@@ -382,13 +372,11 @@ class RunFolder(pl.Callback):
         if self.run.command == "fit":  # other commands have nothing left to write
             ending.set()  # before other callbacks and loggers write the rest
 
-    def _about(self, about: dict[str, Any]) -> dict[str, Any]:
-        """Return the content of about.json. A resumed run keeps how it began, and adds its command."""
-        path = self.run.file("about.json")
-        if not path.exists():
-            return about
-        first = read_side_file(path)
-        beginning = {name: first[name] for name in _OF_THE_BEGINNING if name in first}
-        went_on_by = [*first.get("went_on_by", []), about.get("command", "")]
-        current = {name: value for name, value in about.items() if name != "began"}
-        return {**current, "command": "", **beginning, "went_on_by": went_on_by}
+    def _facts(self, beginning: dict[str, Any]) -> dict[str, Any]:
+        """Return the facts to write. A resumed run keeps how it began, adds its command, and has not ended."""
+        first = self.run.dir.facts()
+        if "command" not in first:
+            return beginning
+        kept = {name: first[name] for name in _OF_THE_BEGINNING if name in first}
+        went_on_by = [*first.get("went_on_by", []), beginning["command"]]
+        return {**beginning, **kept, "went_on_by": went_on_by, "ended": None}

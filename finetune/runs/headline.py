@@ -1,135 +1,213 @@
-"""The result of a run in one or two sentences, and its title: the terminal, the report and a notebook show the same."""
+"""The result of a run in one sentence, made once and kept in run.json: terminal, pages and notebook show the same."""
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta, Struct, to_builtins
 
-from finetune.runs.outcome import approximate_interval, mean_precision_interval, mean_precision_text
-from finetune.runs.record import RunRecord
-from finetune.runs.statistics import accuracy_line, interval, num_right_of, percent, wilson
+from finetune.runs.best_epoch import describe, num_trials_of_labels
+from finetune.runs.statistics import interval, num_right_of, percent, wilson
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0)]
+
+INTERVAL = "mAP_interval"  # in test.json
+NO_RESULT = "No accuracy: nothing was validated or tested."
 
 
-@dataclass(frozen=True)
-class Headline:
-    """The accuracy of a run; if images have several labels, the mean average precision.
+class Headline(Struct, frozen=True, kw_only=True):
+    """The accuracy of a run with its 95 % interval; if images have several labels, the mean average precision.
 
     Attributes:
-        split: `test` or `validation`; "" if no accuracy is known.
-        share: The accuracy, in [0, 1].
-        num: Number of images that it was measured on; 0 if that is not known.
-        comment: A sentence that helps to judge it.
+        split: `test` or `validation`.
+        metric: `accuracy` or `mAP`.
+        value: The value of the metric.
+        low: The lower end of the interval.
+        high: The upper end of the interval.
+        num_images: Number of images that it was measured on.
+        comment: A sentence that helps to judge it; "" for none.
         baseline: Accuracy of always predicting the most frequent class, or the mean average precision of guesses; None
             if it is not known.
-        precision_interval: The 95 % interval of a mean average precision; None for an accuracy.
     """
 
     split: str
-    share: float
-    num: int
-    comment: str
+    metric: str
+    value: Share
+    low: Share
+    high: Share
+    num_images: Count
+    comment: str = ""
     baseline: float | None = None
-    precision_interval: tuple[float, float] | None = None
 
     @property
-    def metric(self) -> str:
-        """The name of the metric."""
-        return "accuracy" if self.precision_interval is None else "mAP"
-
-    @property
-    def value(self) -> str:
+    def value_text(self) -> str:
         """The value of the metric as text."""
-        return percent(self.share) if self.precision_interval is None else f"{self.share:.3f}"
+        return percent(self.value) if self.metric == "accuracy" else f"{self.value:.3f}"
 
     @property
-    def num_correct(self) -> int:
-        return round(self.share * self.num)
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The 95 % interval."""
-        if self.precision_interval is not None:
-            return self.precision_interval
-        return wilson(self.num_correct, self.num)
-
-    @property
-    def interval(self) -> str:
+    def interval_text(self) -> str:
         """The 95 % interval as text."""
-        if self.precision_interval is not None:
-            low, high = self.precision_interval
-            return f"{low:.3f}–{high:.3f}"
-        return interval(self.num_correct, self.num)
+        if self.metric == "accuracy":
+            return interval(self.num_right, self.num_images)
+        return f"{self.low:.3f}–{self.high:.3f}"
+
+    @property
+    def num_right(self) -> int:
+        """The number of images that are predicted correctly, if the metric is the accuracy."""
+        return round(self.value * self.num_images)
+
+    @property
+    def line(self) -> str:
+        """The sentence without the comment."""
+        if self.metric == "accuracy":
+            counts = f"{self.num_right:,} of {self.num_images:,}"
+            values = f"({counts}; 95 % interval {self.interval_text})"
+        else:
+            values = f"(95 % interval {self.interval_text}), on {self.num_images:,} images"
+        return f"{self.split} {self.metric} {self.value_text} {values}"
 
     def __str__(self) -> str:
-        if not self.split:
-            return self.comment
-        if self.precision_interval is not None:
-            mean = mean_precision_text(self.share, self.precision_interval)
-            return f"{self.split} mAP {mean}, on {self.num:,} images. {self.comment}"
-        if not self.num:
-            return f"{self.split} accuracy {percent(self.share)}. {self.comment}"
-        return f"{accuracy_line(self.num_correct, self.num, self.split)}. {self.comment}"
+        return f"{self.line}. {self.comment}" if self.comment else self.line
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return it as plain values for JSON."""
+        return to_builtins(self)
 
 
-def headline(run: RunRecord) -> Headline:
-    """Return the test result of a run, or else that of the validation: accuracy, or mean average precision."""
-    if run.result.get("label_counts") and run.result.get("test/mAP") is not None:
-        return _of_labels(run)
-    matrix = run.result.get("confusion_matrix")
-    if matrix:
-        num_correct, num = num_right_of(matrix)
-        largest = max(range(len(matrix)), key=lambda i: sum(matrix[i]))
-        baseline = sum(matrix[largest]) / max(1, num)
-        name = run.result["class_names"][largest]
-        comment = f"Always predicting {name}: {percent(baseline)}."
-        return Headline("test", num_correct / max(1, num), num, comment, baseline)
-    if run.best and run.validated:
-        accuracy, num = run.validated
-        metric = "mAP" if run.has_labels else "accuracy"
-        comment = (
-            f"Not tested. best.ckpt ({run.weights_of_best}) was chosen on these images, "
-            f"so this {metric} may be slightly too high."
-        )
-        bounds = approximate_interval(accuracy, run.num_trials) if run.has_labels else None
-        return Headline("validation", accuracy, num, comment, precision_interval=bounds)
-    return Headline("", 0.0, 0, "No accuracy: nothing was validated or tested.")
+class Best(Struct, frozen=True, kw_only=True):
+    """The weights of best.ckpt, and their result on the validation images that chose them.
+
+    Attributes:
+        epoch: The epoch, counted from one.
+        weights: Which weights best.ckpt has, in few words, such as `epoch 3`.
+        why: The same in a sentence, with the reason.
+        share: Position of the weights between those before training, 0, and those of the epoch, 1.
+        result: What was measured.
+    """
+
+    epoch: Count
+    weights: str
+    why: str
+    result: Headline
+    share: Share = 1.0
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return it as plain values for JSON."""
+        return to_builtins(self)
 
 
-def _of_labels(run: RunRecord) -> Headline:
-    counts = np.array(run.result["label_counts"])
+def best_of_epoch(
+    epoch: int, value: float, highest: float, monitor: str, num_images: int, num_trials: float
+) -> Best:
+    """Return the record of a best.ckpt with the weights of an epoch.
+
+    Args:
+        epoch: The epoch, counted from one.
+        value: The value of the monitored metric.
+        highest: Its highest value so far.
+        monitor: The metric, such as `val/accuracy`.
+        num_images: Number of validation images.
+        num_trials: The same; for a mean average precision the effective number, `best_epoch.num_trials_of_labels`.
+    """
+    weights = f"epoch {epoch}"
+    metric = monitor.partition("/")[2]
+    result = validation_headline(metric, value, num_images, num_trials, weights)
+    why = describe(epoch, value, highest, monitor)
+    return Best(epoch=epoch, weights=weights, why=why, result=result)
+
+
+def validation_headline(
+    metric: str, value: float, num_images: int, num_trials: float, weights: str
+) -> Headline:
+    """Return the result of best.ckpt on the validation images.
+
+    Args:
+        metric: `accuracy` or `mAP`.
+        value: Its value.
+        num_images: Number of validation images.
+        num_trials: The same; for a mean average precision the effective number.
+        weights: Which weights best.ckpt has, in few words.
+    """
+    low, high = wilson(value * num_trials, num_trials)
+    return Headline(
+        split="validation",
+        metric=metric,
+        value=value,
+        low=low,
+        high=high,
+        num_images=num_images,
+        comment=f"Not tested. best.ckpt ({weights}) was chosen on these images, so this {metric} may be slightly too "
+        "high.",
+    )
+
+
+def headline_of(result: Mapping[str, Any], split: str = "test") -> Headline | None:
+    """Return the result of an evaluation; None if it has neither an accuracy nor a mean average precision.
+
+    Args:
+        result: The content of test.json or val.json.
+        split: The prefix of its metrics: `test` or `val`.
+    """
+    name = "test" if split == "test" else "validation"
+    if result.get("confusion_matrix"):
+        return _of_classes(result["confusion_matrix"], result.get("class_names"), name)
+    if result.get("label_counts") and result.get(f"{split}/mAP") is not None:
+        return _of_labels(result, split, name)
+    return None
+
+
+def _of_classes(
+    matrix: Sequence[Sequence[int]], names: Sequence[str] | None, split: str
+) -> Headline:
+    num_right, num = num_right_of(matrix)
+    largest = max(range(len(matrix)), key=lambda i: sum(matrix[i]))
+    baseline = sum(matrix[largest]) / max(1, num)
+    low, high = wilson(num_right, num)
+    return Headline(
+        split=split,
+        metric="accuracy",
+        value=num_right / max(1, num),
+        low=low,
+        high=high,
+        num_images=num,
+        comment=f"Always predicting {names[largest]}: {percent(baseline)}." if names else "",
+        baseline=baseline,
+    )
+
+
+def _of_labels(result: Mapping[str, Any], split: str, name: str) -> Headline:
+    counts = np.array(result["label_counts"])
     num = int(counts[0].sum())
     positives = counts[:, 1].sum(axis=1)
     # Images in random order: the expected average precision of a label is about its share of the images.
     chance = float(positives[positives > 0].mean() / num)
-    exact = percent(run.result["test/exact_match"])
-    comment = (
-        f"All labels are right for {exact} of the images. Guessing at random: mAP {chance:.3f}."
-    )
-    bounds = mean_precision_interval(run.result)
+    low, high = mean_precision_interval(result, split)
+    exact = percent(result[f"{split}/exact_match"])
     return Headline(
-        split="test",
-        share=run.result["test/mAP"],
-        num=num,
-        comment=comment,
+        split=name,
+        metric="mAP",
+        value=result[f"{split}/mAP"],
+        low=low,
+        high=high,
+        num_images=num,
+        comment=f"All labels are right for {exact} of the images. Guessing at random: mAP {chance:.3f}.",
         baseline=chance,
-        precision_interval=bounds,
     )
 
 
-def title(run: RunRecord) -> str:
-    """Return data set and network, `flowers, resnet18`; the name of the run if neither is known."""
-    return ", ".join(filter(None, (data_set(run), network(run)))) or run.name
+def mean_precision_interval(result: Mapping[str, Any], split: str = "test") -> tuple[float, float]:
+    """Return the 95 % interval of the mean average precision of an evaluation.
 
+    It is that of `bootstrap` if it was computed. Otherwise it is Wilson's, for a share of the effective number of
+    images of `best_epoch.num_trials_of_labels`.
 
-def data_set(run: RunRecord) -> str:
-    """Return the name of the folder of the data set; "" if it is not known."""
-    root = run.about.get("root") or run.setting("data", "init_args", "root")
-    folder = str(run.about.get("folder", ""))
-    return Path(folder, root).name if isinstance(root, str) else ""
-
-
-def network(run: RunRecord) -> str:
-    """Return the name of the backbone, with the number of members if it is an ensemble."""
-    backbone = str(run.setting("model", "backbone") or "")
-    members = run.setting("model", "members") or 1
-    return f"{members} × {backbone}" if members > 1 else backbone
+    Args:
+        result: The content of test.json or val.json.
+        split: The prefix of its metrics: `test` or `val`.
+    """
+    if result.get(INTERVAL) is not None:
+        low, high = result[INTERVAL]
+        return float(low), float(high)
+    num = num_trials_of_labels(np.array([fn + tp for _, (fn, tp) in result["label_counts"]]))
+    return wilson(result[f"{split}/mAP"] * num, num)

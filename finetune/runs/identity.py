@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from finetune.runs.local_copies import address_of, shown_place
+from finetune.runs.run_dir import RunDir, runs_of
 from finetune.runs.run_lock import check_free
-from finetune.runs.run_search import has_ended, read_about, runs_of
 from finetune.system.messages import WrongUsage
 
-KEY = "identity"  # of about.json
+KEY = "identity"  # of run.json
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,11 @@ class Identity:
 
 
 def read_identity(run: Path) -> Identity | None:
-    """Return the identity of a run; None if it has recorded none."""
-    content = read_about(run).get(KEY)
+    """Return the identity of a run; None if it has recorded none, or its run.json is damaged."""
     try:
-        return msgspec.convert(content, Identity)
-    except msgspec.ValidationError:
+        return msgspec.convert(RunDir(run).facts().get(KEY), Identity)
+    except ValueError:  # of both
         return None
-
-
-def num_folds(folder: Path) -> int | None:
-    """Return the number of folds of a cross-validation; None if the folder is not that of one."""
-    identity = read_identity(folder)
-    return identity.folds if identity is not None else None
-
-
-def fold_runs(folder: Path) -> list[Path]:
-    """Return the folders of the runs of all folds of a cross-validation."""
-    return [folder / "fit" / f"fold_{fold}" for fold in range(1, (num_folds(folder) or 0) + 1)]
 
 
 class Found(NamedTuple):
@@ -118,13 +106,13 @@ def find_run(root: Path, wanted: Identity) -> Found:
         has_best = (run / "checkpoints" / "best.ckpt").is_file()  # alone, if last.ckpt was deleted
         if identity is None:
             if has_last:
-                passed[run] = "without a readable about.json"
+                passed[run] = "without a readable run.json"
             continue
         if wanted.folds is not None and identity.folds != wanted.folds:
             continue
         if difference := identity.difference(wanted):
             passed[run] = difference
-        elif has_ended(run) and (has_last or has_best or identity.folds is not None):
+        elif RunDir(run).has_ended and (has_last or has_best or identity.folds is not None):
             if wanted.folds is not None or identity.folds is None:
                 ended = ended or Found(run, begun, dict(passed))
         elif has_last or identity.folds is not None:
@@ -144,8 +132,9 @@ def check_has_last(run: Path) -> None:
     Raises:
         WrongUsage: It was.
     """
-    has = {name: (run / "checkpoints" / f"{name}.ckpt").is_file() for name in ("best", "last")}
-    if has["best"] and not has["last"] and has_ended(run) and num_folds(run) is None:
+    folder = RunDir(run)
+    is_kept = folder.has("best") and not folder.has("last")
+    if is_kept and folder.has_ended and folder.num_folds is None:
         raise WrongUsage(
             f"{shown_place(run)} cannot be resumed: its last.ckpt was deleted (--keep_last false); "
             f"start a new run from its weights: finetune fit FOLDER --weights {run}"

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FILE = "kept_weights.json"
 METRICS = ("accuracy", "mAP")  # metrics of candidates; these names are keys in checkpoints
 
 
@@ -40,7 +39,7 @@ class Interpolation:
     metric: str = "accuracy"
 
     def as_plain(self) -> dict[str, Any]:
-        """Return the record as plain values, for a checkpoint, test.json and kept_weights.json."""
+        """Return the record as plain values, for a checkpoint and test.json."""
         return {
             "share": self.share,
             "num_images": self.num_images,

@@ -24,7 +24,7 @@ from finetune.system.messages import WrongUsage
 _RUNS = "runs-in-storage"
 _DOWNLOADS = "downloads-of-runs"  # separate, since a fit may be writing the local copy meanwhile
 LOCK = ".lock"  # the object with the token of the process that writes the run
-RECORD = ".uploaded.json"
+UPLOADED = ".uploaded.json"
 SYNC = ".sync"  # the file that `alone` locks
 
 
@@ -49,6 +49,19 @@ def _place(kind: str, address: str) -> Path:
 def local_root(root: str | os.PathLike[str]) -> Path:
     """Return the folder to which runs are written: for an address its local copy."""
     return local_copy(str(root)) if is_address(root) else Path(root)
+
+
+def check_is_in(out: str | None, run: Path) -> None:
+    """Make sure that a run to continue is in the folder of runs that the command names, if it names one.
+
+    Raises:
+        WrongUsage: It is in another one.
+    """
+    if out is not None and not run.resolve().is_relative_to(local_root(out).resolve()):
+        raise WrongUsage(
+            f"--resume {run} continues in that folder, which is not in --out {out}: omit --out, or copy the "
+            "run there first and resume the copy"
+        )
 
 
 def address_of(path: str | os.PathLike[str]) -> str | None:
@@ -113,7 +126,7 @@ class Record:
 def read_record(run: Path) -> Record:
     """Return the record of a local copy; an empty one if it has none, or a damaged one."""
     try:
-        content = json.loads((run / RECORD).read_text("utf-8"))
+        content = json.loads((run / UPLOADED).read_text("utf-8"))
         return Record(content["lock"], {name: _sent(row) for name, row in content["files"].items()})
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return Record()
@@ -127,7 +140,7 @@ def _sent(row: Any) -> Sent:
 def write_record(run: Path, record: Record) -> None:
     """Write the record of a local copy."""
     content: Mapping[str, Any] = {"lock": record.lock, "files": record.files}
-    replace_text(run / RECORD, json.dumps(content) + "\n")
+    replace_text(run / UPLOADED, json.dumps(content) + "\n")
 
 
 def files_of(run: Path) -> Iterator[tuple[str, Path]]:

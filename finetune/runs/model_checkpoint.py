@@ -19,7 +19,7 @@ from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.best_epoch import lowest_acceptable
 from finetune.runs.deferred_checkpoints import DeferredCheckpoints
 from finetune.runs.folder import Run
-from finetune.runs.interpolation_record import FILE as KEPT_WEIGHTS
+from finetune.runs.headline import Best, best_of_epoch
 from finetune.runs.lightning_callbacks import (
     Limits,
     Rates,
@@ -27,7 +27,6 @@ from finetune.runs.lightning_callbacks import (
     keep_patience,
 )
 from finetune.runs.metrics_csv import MetricsCSV
-from finetune.runs.predictions import FILES
 from finetune.system.files import link
 
 log = logging.getLogger(__name__)
@@ -60,6 +59,7 @@ class Checkpoints(Checkpoint):
         self.highest: float | None = None  # highest value of the monitored metric
         self._is_due = False  # whether last.ckpt must be written at the next possible point
         self._is_best = False
+        self._best: Best | None = None  # of the newest validation that is to be kept
         # The limits of a run that a callback has stopped; None if none has.
         self.limits: dict[str, Any] | None = None
         self._is_stop_held = False  # whether a stop waits for the next optimizer step
@@ -146,8 +146,17 @@ class Checkpoints(Checkpoint):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         targets = data.splits["val"].targets
         measured = evaluated_targets(targets, trainer.limit_val_batches, data.batch_size)
-        lowest = lowest_acceptable(self.highest, task.num_trials(measured), task.standard_error)
-        is_best = value >= lowest
+        num_trials = task.num_trials(measured)
+        is_best = value >= lowest_acceptable(self.highest, num_trials, task.standard_error)
+        if is_best:
+            self._best = best_of_epoch(
+                epoch=trainer.current_epoch + 1,
+                value=value,
+                highest=self.highest,
+                monitor=task.monitor,
+                num_images=len(measured),
+                num_trials=num_trials,
+            )
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._is_best = is_best  # written at the end of the epoch, together with last.ckpt
             return
@@ -185,7 +194,7 @@ class Checkpoints(Checkpoint):
             self._save(trainer, *names, may_wait=True)
         elif self.highest is None and trainer.is_global_zero:
             # a limit has ended the run inside the epoch, and last.ckpt is written already
-            self._forget_results_of(["best"])
+            self.run.forget_best()
             link(self.run.checkpoint("last"), self.run.checkpoint("best"))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -236,7 +245,6 @@ class Checkpoints(Checkpoint):
             if not trainer.is_global_zero:
                 return
             if self._deferred.hold(names, checkpoint):
-                self._forget_results_of(names)
                 return
             save = partial(trainer.strategy.checkpoint_io.save_checkpoint, checkpoint)
         # Deferred checkpoints come first. Before a new last.ckpt that is the deferred best.ckpt, since --resume would
@@ -258,21 +266,15 @@ class Checkpoints(Checkpoint):
         if not trainer.is_global_zero:
             save(first)  # all ranks take part, since a state may be sharded over them
             return
-        self._forget_results_of(names)
+        if "best" in names:
+            self.run.forget_best()
         with self._deferred.timed(first, names):
             save(first)
         for other in others:
             link(first, other)
+        if "best" in names and self._best is not None:
+            self.run.dir.update(best=self._best.as_plain())
         self.run.send()
-
-    def _forget_results_of(self, names: Sequence[str]) -> None:
-        """Remove the results of an earlier best.ckpt, if `best` is among the names.
-
-        A continued run may have them: its test, and its choice between start and end weights.
-        """
-        if "best" in names:
-            for name in ("test.json", FILES["test"], KEPT_WEIGHTS):
-                self.run.file(name).unlink(missing_ok=True)
 
     def _is_accumulating(self, trainer: pl.Trainer) -> bool:
         """Return whether gradients are being accumulated. A stop that is asked for meanwhile waits for the step."""

@@ -5,24 +5,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from finetune.runs.best_epoch import MONITORS, chosen_epoch, describe
-from finetune.runs.interpolation_record import FILE, Interpolation
+from finetune.runs.best_epoch import MONITORS
+from finetune.runs.headline import NO_RESULT, Best, Headline
 from finetune.runs.metrics_csv import read_metrics
-from finetune.runs.outcome import (
-    approximate_interval,
-    label_trials,
-    mean_precision_text,
-    num_validated,
-)
 from finetune.runs.predictions_table import Predictions
 from finetune.runs.result_file import read_result
-from finetune.runs.side_files import read_side_file
-from finetune.runs.statistics import accuracy_line
+from finetune.runs.run_dir import RunDir, best_in, result_in
 
 
 @dataclass(frozen=True)
@@ -31,15 +25,13 @@ class RunRecord:
 
     Attributes:
         path: The folder.
-        about: about.json: the command, and facts that were known when the run began.
+        about: run.json: the command, facts that were known when the run began, and its results.
         config: config.yaml, plain values.
         config_text: The text of config.yaml.
         metrics: Rows of steps.csv.
-        seconds: seconds.json.
         result: test.json.
         predictions: test_predictions.csv, or predictions.csv of a cross-validation.
         skipped: Lines of skipped.txt.
-        interpolation: kept_weights.json; None if the run did not interpolate its weights.
     """
 
     path: Path
@@ -47,11 +39,9 @@ class RunRecord:
     config: dict[str, Any]
     config_text: str
     metrics: list[dict[str, str]]
-    seconds: dict[str, float]
     result: dict[str, Any]
     predictions: Predictions | None
     skipped: list[str]
-    interpolation: Interpolation | None = None
 
     @property
     def has_labels(self) -> bool:
@@ -59,15 +49,28 @@ class RunRecord:
         return "label_counts" in self.result or bool(self.names(MONITORS["several"]))
 
     @property
-    def monitor(self) -> str:
-        """The metric by which the best epoch was chosen."""
-        return MONITORS["several" if self.has_labels else "single"]
-
-    @property
     def name(self) -> str:
         """The folder's name. The name of a version has its parent folders as well: `demo/fit/version_0`."""
-        parts = self.path.resolve().parts
-        return "/".join(parts[-3:] if parts[-1].startswith("version_") else parts[-1:])
+        return RunDir(self.path).name
+
+    @property
+    def title(self) -> str:
+        """Data set and network, `flowers, resnet18`; the name of the run if neither is known."""
+        return ", ".join(filter(None, (self.data_set, self.network))) or self.name
+
+    @property
+    def data_set(self) -> str:
+        """The name of the folder of the data set; "" if it is not known."""
+        root = self.about.get("root") or self.setting("data", "init_args", "root")
+        folder = str(self.about.get("folder", ""))
+        return Path(folder, root).name if isinstance(root, str) else ""
+
+    @property
+    def network(self) -> str:
+        """The name of the backbone, with the number of members if it is an ensemble."""
+        backbone = str(self.setting("model", "backbone") or "")
+        members = self.setting("model", "members") or 1
+        return f"{members} × {backbone}" if members > 1 else backbone
 
     def setting(self, *keys: str) -> Any:
         """Return a value of the config; None if the config does not have it."""
@@ -92,73 +95,45 @@ class RunRecord:
             name for name in (self.metrics[0] if self.metrics else ()) if name.startswith(prefix)
         ]
 
-    @property
-    def num_validated(self) -> int:
-        """Number of images of each validation."""
-        return num_validated(self.about, self.setting)
+    @cached_property
+    def best(self) -> Best | None:
+        """The weights of best.ckpt; None without a validation."""
+        return best_in(self.about)
+
+    @cached_property
+    def headline(self) -> Headline | None:
+        """The result of the test, or else of the validation; None if neither is known."""
+        return result_in(self.about)
 
     @property
-    def num_trials(self) -> float:
-        """Number of validation images; for a mean average precision the effective number."""
-        num = self.num_validated
-        return label_trials(self.about, num) if self.has_labels else num
+    def tested(self) -> Headline | None:
+        """The result of the test; None if nothing was tested."""
+        result = self.headline
+        return result if result is not None and result.split == "test" else None
 
     @property
-    def best(self) -> tuple[int, float] | None:
-        """The epoch of best.ckpt, counted from one, and its value of `monitor`; None without a validation."""
-        epochs, accuracies = self.line(self.monitor)
-        if not epochs:
-            return None
-        best = chosen_epoch(accuracies, self.num_trials)
-        return int(epochs[best]), accuracies[best]
+    def headline_text(self) -> str:
+        """The result in one sentence."""
+        return str(self.headline or NO_RESULT)
 
     @property
-    def validated(self) -> tuple[float, int] | None:
-        """Value of `monitor` for best.ckpt and number of validation images, 0 if unknown; None without a validation."""
-        if self.best is None:
-            return None
-        chosen = self.interpolation
-        if chosen is None:
-            return self.best[1], self.num_validated
-        return chosen.chosen_score, chosen.num_images
+    def seconds(self) -> dict[str, float]:
+        """The seconds of each phase; empty if they are not known."""
+        return self.about.get("seconds", {})
+
+    def num_images(self, split: str) -> int:
+        """Return the number of images of a split; 0 if it is unknown."""
+        facts = self.about.get("splits", {}).get(split, {})
+        return int(facts.get("num_images", sum(facts.get("counts", {}).values())))
 
     @property
     def date(self) -> str:
-        """When the run began, `2026-01-31 14:05` in local time; for a run of `test`, when it wrote config.yaml."""
+        """When the run began, `2026-01-31 14:05` in local time; "" if that is unknown."""
         try:
             began = datetime.fromisoformat(self.about["began"]).astimezone()
-        except (LookupError, TypeError, ValueError):  # only a fit writes about.json
-            began = datetime.fromtimestamp((self.path / "config.yaml").stat().st_mtime)
+        except (LookupError, ValueError):
+            return ""
         return began.strftime("%Y-%m-%d %H:%M")
-
-    @property
-    def weights_of_best(self) -> str:
-        """Which weights best.ckpt has, in few words, such as `epoch 3`; "" without a validation."""
-        if self.best is None:
-            return ""
-        epoch = self.best[0]
-        return self.interpolation.weights(epoch) if self.interpolation else f"epoch {epoch}"
-
-    @property
-    def why_best(self) -> str:
-        """Which weights best.ckpt has, and why; "" without a validation."""
-        if self.best and self.interpolation:
-            return self.interpolation.message(self.best[0])
-        if self.best is None:
-            return ""
-        return describe(*self.best, max(self.line(self.monitor)[1]), self.monitor)
-
-
-def validation_outcome(run: RunRecord) -> str:
-    """Return the accuracy of best.ckpt on the validation images with its interval; "" if nothing was validated."""
-    if run.validated is None or not run.num_validated:
-        return ""
-    value, num = run.validated
-    line = accuracy_line(round(value * num), num, "validation")
-    if run.has_labels:
-        text = mean_precision_text(value, approximate_interval(value, run.num_trials))
-        line = f"validation mAP {text}, on {num:,} images"
-    return f"{line}. These images chose the epoch; there was no test"
 
 
 def read_run(path: Path) -> RunRecord:
@@ -168,15 +143,15 @@ def read_run(path: Path) -> RunRecord:
         FileNotFoundError: It is not the folder of a run.
         ValueError: A file in it is damaged.
     """
-    if not (path / "config.yaml").is_file():
-        fault = "it has no config.yaml" if path.exists() else "it does not exist"
+    run = RunDir(path)
+    if not run.is_run:
+        fault = "it has no run.json" if path.exists() else "it does not exist"
         raise FileNotFoundError(
             f"{str(path)!r} is not the folder of a run: {fault}. `finetune runs` lists the runs"
         )
+    about = run.facts()
     config_text, config = _config(path / "config.yaml")
-    about = read_side_file(path / "about.json")
     result = read_result(path / "test.json")
-    interpolation = read_side_file(path / FILE)
     rows = path / ("predictions.csv" if "folds" in result else "test_predictions.csv")
     names: Sequence[str] = result.get("class_names", ())
     skipped = path / "skipped.txt"
@@ -191,13 +166,11 @@ def read_run(path: Path) -> RunRecord:
         config=config,
         config_text=config_text,
         metrics=_metrics(path / "steps.csv"),
-        seconds=read_side_file(path / "seconds.json"),
         result=result,
         predictions=predictions,
         skipped=skipped.read_text("utf-8", "surrogateescape").splitlines()
         if skipped.is_file()
         else [],
-        interpolation=Interpolation.from_plain(interpolation) if interpolation else None,
     )
 
 
@@ -205,6 +178,8 @@ def _config(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         text = path.read_text("utf-8")
         config = yaml.safe_load(text)
+    except FileNotFoundError:  # killed before it was written
+        return "", {}
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     return text, config if isinstance(config, dict) else {}

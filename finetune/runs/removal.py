@@ -6,9 +6,8 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
-from finetune.runs.identity import num_folds
+from finetune.runs.run_dir import RECORD, RunDir, is_fit
 from finetune.runs.run_lock import check_free, holding
-from finetune.runs.run_search import is_run_folder
 from finetune.system.messages import NotFound, WrongUsage
 
 # What training writes next to the weights, and only resuming reads.
@@ -16,7 +15,7 @@ _TRAINING_STATE = ("optimizer_states", "lr_schedulers")
 # The files that a fit, its loggers and `finetune export` write in the folder of a run; with folds also beneath it.
 _OURS = re.compile(
     r"(fit/fold_\d+/|test/version_\d+/)?"
-    r"((about|kept_weights|loggers|seconds|test|val)\.json|config\.yaml|skipped\.txt"
+    r"((run|test|val)\.json|config\.yaml|skipped\.txt"
     r"|(metrics|steps|predictions|test_predictions)\.csv|report\.html|augmented\.webp"
     r"|\.finetune|\.lock|\.children\.lock|\.sync|\.uploaded\.json"
     r"|checkpoints/(best|last|start)(\.ckpt|(\.int8)?\.(onnx|safetensors)(\.json)?)"
@@ -28,29 +27,31 @@ _OURS = re.compile(
 )
 
 
-def check_removable(run: Path) -> None:
+def check_removable(path: Path) -> None:
     """Make sure that a folder is a run that may be deleted.
 
     Raises:
         WrongUsage: `fit` did not write it, it is a part of a cross-validation, or it contains another run.
-        ValueError: A process writes it.
+        ValueError: A process writes it, or its record is damaged.
     """
-    if not run.exists():
-        raise NotFound(f"there is no run {run}")
-    if run.is_symlink() or not is_run_folder(run):
-        raise WrongUsage(f"{run} is not the folder of a run of finetune fit: nothing is deleted")
-    whole = next(filter(num_folds, run.resolve().parents), None)
+    if not path.exists():
+        raise NotFound(f"there is no run {path}")
+    run = RunDir(path)
+    if path.is_symlink() or run.facts().get("kind") != "fit":
+        raise WrongUsage(f"{path} is not the folder of a run of finetune fit: nothing is deleted")
+    own = RunDir(path.resolve())
+    whole = next((one for one in map(RunDir, own.path.parents) if own in one.folds), None)
     if whole is not None:
         raise WrongUsage(
-            f"{run} is a part of a cross-validation: finetune runs rm {shlex.quote(str(whole))}"
+            f"{path} is a part of a cross-validation: finetune runs rm {shlex.quote(str(whole.path))}"
         )
-    check_free(run)
-    for inner in sorted(path.parent for path in run.glob("*/**/about.json")):
-        if num_folds(run) and re.fullmatch(r"fit/fold_\d+", inner.relative_to(run).as_posix()):
-            check_free(inner)
-        elif is_run_folder(inner):
+    check_free(path)
+    for inner in sorted(RunDir(record.parent) for record in path.glob(f"*/**/{RECORD}")):
+        if inner in run.folds:
+            check_free(inner.path)
+        elif inner.is_run and is_fit(inner):
             raise WrongUsage(
-                f"{run} contains another run: finetune runs rm {shlex.quote(str(inner))}"
+                f"{path} contains another run: finetune runs rm {shlex.quote(str(inner.path))}"
             )
 
 
@@ -62,25 +63,25 @@ def delete_run(run: Path) -> list[Path]:
     """
     kept = []
     with holding(run):
-        about = run / "about.json"  # by which the run is recognised: deleted last
+        record = run / RECORD  # by which the run is recognised: deleted last
         for folder, folders, names in os.walk(run, topdown=False):
             paths = [Path(folder, name) for name in names]
             paths += [path for name in folders if (path := Path(folder, name)).is_symlink()]
             for path in paths:
                 if not _OURS.fullmatch(path.relative_to(run).as_posix()):
                     kept.append(path)
-                elif path != about:
+                elif path != record:
                     path.unlink()
             if Path(folder) != run:
                 with suppress(OSError):  # it has a file that is kept
                     os.rmdir(folder)
-        about.unlink()
+        record.unlink()
     with suppress(OSError):
         run.rmdir()
     return sorted(kept)
 
 
-def drop_last(run: Path) -> int:
+def drop_last(run: RunDir) -> int:
     """Delete what only resuming needs: last.ckpt, start.ckpt, and the optimizer's state in best.ckpt.
 
     Nothing is deleted if the run has no best.ckpt.
@@ -92,19 +93,20 @@ def drop_last(run: Path) -> int:
         ValueError: Another process writes the run.
     """
     # Imported here, since it imports torch, which takes seconds.
-    from finetune.runs.checkpoint_parts import drop_parts
+    from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 
-    folder = run / "checkpoints"
-    best = folder / "best.ckpt"
-    last = folder / "last.ckpt"
-    start = folder / "start.ckpt"
-    if not best.is_file():
+    best = run.checkpoint("best")
+    others = [run.checkpoint("last"), run.checkpoint("start")]
+    if not run.has("best"):
         return 0
-    before = _size([best, last, start])
-    with holding(run):
-        drop_parts(best, _TRAINING_STATE)
-        last.unlink(missing_ok=True)
-        start.unlink(missing_ok=True)
+    before = _size([best, *others])
+    with holding(run.path):
+        checkpoint = read_checkpoint(best)
+        kept = {name: part for name, part in checkpoint.items() if name not in _TRAINING_STATE}
+        if len(kept) < len(checkpoint):
+            AtomicCheckpointIO().save_checkpoint(kept, best)
+        for other in others:
+            other.unlink(missing_ok=True)
     return before - _size([best])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from finetune.runs.side_files import read_side_file
+from finetune.runs.run_dir import read_json
 from finetune.system.files import replace_text
 
 MAX_DENSE = 100  # classes whose matrices are written as they are
@@ -29,7 +29,7 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: The file is damaged.
     """
-    result = _dense(read_side_file(path), path)
+    result = _dense(read_json(path), path)
     if "test_folder" in result:
         names = {"class_names": result["class_names"]}
         result["test_folder"] = _dense(names | result["test_folder"], path)

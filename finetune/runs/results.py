@@ -10,12 +10,26 @@ import torch.distributed as dist
 
 from finetune.data.mirror import original
 from finetune.runs.folder import Run
-from finetune.runs.outcome import METRICS, outcome_line
+from finetune.runs.headline import headline_of
 from finetune.runs.result_file import write_result
 from finetune.system.files import replace_text
 from finetune.system.messages import counted
 
 log = logging.getLogger(__name__)
+
+# The metrics that are printed and compared, in this order. An evaluation has some of them.
+METRICS = (
+    "accuracy",
+    "mAP",
+    "loss",
+    "f1",
+    "f1_macro",
+    "f1_micro",
+    "exact_match",
+    "hamming_distance",
+    "calibration_error_before_scaling",
+    "calibration_error",
+)
 
 
 class Results(pl.Callback):
@@ -67,12 +81,16 @@ class Results(pl.Callback):
             details["image_folder"] = original(scanned.folder)
             if scanned.corrections is not None:
                 details["corrections"] = scanned.corrections.plain()
-        write_result(file, {**values, **details})
+        result = {**values, **details}
+        write_result(file, result)
+        headline = headline_of(result, split)
+        if split == "test":
+            self.run.dir.update(test=headline and headline.as_plain())
         for name in (f"{split}/{metric}" for metric in METRICS):
             if name in values:
                 print(f"{name} {values[name]:.4f}", flush=True)
-        if line := outcome_line({**values, **details}, split):
-            print(line, flush=True)
+        if headline is not None:
+            print(headline, flush=True)
         for line in pl_module.calibration.describe(pl_module.class_names):
             print(line, flush=True)
 

@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 from finetune.models.hub import download_weights, is_hub
-from finetune.runs.identity import num_folds
-from finetune.runs.run_search import is_numbered, read_about
+from finetune.runs.run_dir import RunDir
 from finetune.system.messages import WrongUsage
 
 
@@ -32,7 +31,7 @@ def checkpoint_of(path: str) -> tuple[str, str]:
             return str(best), ""
         if last.is_file():
             return str(last), f"{path} has no best checkpoint: taking {last}"
-    if num_folds(folder) is not None:
+    if RunDir(folder).num_folds is not None:
         raise WrongUsage(
             f"the cross-validation {path} has not ended: finetune fit --resume {path} continues it"
         )
@@ -60,11 +59,4 @@ def run_of(path: str) -> str:
         place = place.parent
     if place.name == "checkpoints":
         place = place.parent
-    # Other folders with a config.yaml may be data folders.
-    has_begun = (
-        (place / "checkpoints").is_dir() or is_numbered(place.name) or bool(read_about(place))
-    )
-    is_run = (place / "checkpoints/last.ckpt").is_file() or (
-        (place / "config.yaml").is_file() and has_begun
-    )
-    return str(place) if is_run else ""
+    return str(place) if RunDir(place).is_run else ""

@@ -17,14 +17,14 @@ from finetune.runs.local_copies import (
 from finetune.system.files import replacing
 from finetune.system.messages import NotFound, WrongUsage
 
-_BEGINNING = ("config.yaml", "about.json")  # these show the data and the network of a run
+_BEGINNING = ("config.yaml", "run.json")  # these show the data and the network of a run
 _BEST = "checkpoints/best.ckpt"
 _LAST = "checkpoints/last.ckpt"
 _ONLY_FOR_RESUMING = (_LAST, "checkpoints/start.ckpt")
 
 
 def fetch_beginnings(root: Path) -> None:
-    """Download config.yaml and about.json of the runs of `fit` to the local copy of a folder of runs.
+    """Download config.yaml and run.json of the runs of `fit` to the local copy of a folder of runs.
 
     Does nothing for a folder that is not a local copy.
 

@@ -15,12 +15,9 @@ from pytorch_lightning.loggers.logger import Logger
 
 from finetune.runs.folder import Run, RunFolder
 from finetune.runs.metrics_csv import is_defined
-from finetune.runs.side_files import read_side_file
-from finetune.system.files import replace_text
+from finetune.runs.run_dir import RunDir
 from finetune.system.messages import WrongUsage, install, reason
 
-# In the run's folder: the names with which a resumed run continues its loggers.
-FILE = "loggers.json"
 # Methods that are called after a run has started.
 _LATER = ("log_metrics", "save", "finalize", "close")
 log = logging.getLogger(__name__)
@@ -157,15 +154,14 @@ class RunLogger(Logger):
 
     def _earlier_name(self) -> str | None:
         """Return the name under which this run was logged before, and set `is_continued`; None in a new run."""
-        before = read_side_file(self._run_path() / FILE).get(self._key)
+        before = RunDir(self._run_path()).facts().get("loggers", {}).get(self._key)
         self.is_continued = self.is_continued or before is not None
         return before
 
     def _remember(self, name: str) -> None:
-        """Write the name under which this run is logged to loggers.json."""
-        path = self._run_path() / FILE
-        names = {**read_side_file(path), self._key: name}
-        replace_text(path, json.dumps(names, indent=2) + "\n")
+        """Write the name under which this run is logged to run.json."""
+        run = RunDir(self._run_path())
+        run.update(loggers={**run.facts().get("loggers", {}), self._key: name})
 
 
 class LoggedConfig(pl.Callback):

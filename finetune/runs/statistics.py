@@ -48,13 +48,6 @@ def num_right_of(confusion: Sequence[Sequence[int]]) -> tuple[int, int]:
     return num_right, sum(map(sum, confusion))
 
 
-def accuracy_line(num_right: int, num: int, split: str) -> str:
-    """Return an accuracy with its interval: `test accuracy 77.2 % (309 of 400; 95 % interval 72.9–81.1 %)`."""
-    share = percent(num_right / max(1, num))
-    counts = f"{num_right:,} of {num:,}"
-    return f"{split} accuracy {share} ({counts}; 95 % interval {interval(num_right, num)})"
-
-
 def mcnemar(only_a: int, only_b: int) -> float:
     """Return the p-value of McNemar's exact, two-sided test.
 

@@ -22,7 +22,7 @@ from finetune.features.average_precision import (
     sampled_average_precision,
 )
 from finetune.runs.best_epoch import num_trials_of_labels
-from finetune.runs.outcome import INTERVAL
+from finetune.runs.headline import INTERVAL
 from finetune.runs.statistics import wilson
 from finetune.training.calibration import Calibration
 from finetune.training.loss import Target

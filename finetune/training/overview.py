@@ -26,7 +26,7 @@ from finetune.training.param_groups import scale_learning_rates
 log = logging.getLogger(__name__)
 
 _NUM_CLASSES_SHOWN = 8
-_NUM_KEPT = 5  # examples of each finding in about.json
+_NUM_KEPT = 5  # examples of each finding in run.json
 _FEW = 2  # images of a class, which are too few to train on
 # Of an image's area. With the default crop_share, 7/8, a square loses 23 %, a plain photograph of 4:3 43 % and one of
 # 3:2 49 % (1 - 2/3 * (7/8)**2), which is what ImageNet's evaluation does, too; 16:9 and longer ones lose 57 % and more.
@@ -43,7 +43,7 @@ def log_overview(
     """Log on rank 0 the data, the network and the device; then each warning in a line.
 
     Returns:
-        The same for about.json, with the number of images of each class and split; nothing on other ranks.
+        The same for run.json, with the number of images of each class and split; nothing on other ranks.
     """
     if not trainer.is_global_zero:
         return {}
@@ -266,7 +266,7 @@ def _counts(data: ImageDataModule, split: str) -> dict[str, int]:
 
 
 def _about_split(data: ImageDataModule, split: str) -> dict[str, Any]:
-    """Return the entry of a split in about.json. With several labels the counts do not sum to the number of images."""
+    """Return the entry of a split in run.json. With several labels the counts do not sum to the number of images."""
     samples = data.splits[split]
     about = {"origin": data.scanned.origin(split), "counts": _counts(data, split)}
     return about if data.label_kind == "single" else {**about, "num_images": len(samples)}

@@ -75,7 +75,7 @@ WRITERS: list[Writer] = [
         lambda path: int(*set(read_result(path)["x"])),
     ),
     (
-        "about.json",
+        "run.json",
         lambda path, value: replace_text(path, json.dumps([value] * 50_000)),
         lambda path: int(*set(json.loads(path.read_text()))),
     ),

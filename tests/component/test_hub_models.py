@@ -256,12 +256,12 @@ def test_a_fit_from_weights_on_the_hub_has_their_network(colours, checkpoint, se
     settings = yaml.safe_load((run / "config.yaml").read_text())
     assert settings["model"]["backbone"] == NETWORK and settings["model"]["weights"] == ADDRESS
     assert settings["data"]["init_args"]["image_size"] == 32
-    text = json.loads((run / "about.json").read_text())["licence_of_the_weights"]
+    text = json.loads((run / "run.json").read_text())["licence_of_the_weights"]
     assert text.startswith(f"the weights of {ADDRESS} (commit {commit[:12]})")
     assert "random weights, which need no licence" in text  # of those that were uploaded
     assert f"weights: {ADDRESS} (commit {commit[:12]}), {NETWORK}" in caplog.text
     num_requests = len(server.requests)
     cli(*line, "--trainer.max_epochs", "2")  # continues, from its own checkpoint
-    assert json.loads((run / "about.json").read_text())["licence_of_the_weights"] == text
+    assert json.loads((run / "run.json").read_text())["licence_of_the_weights"] == text
     cli("test", run, "--workers", "0")
     assert len(server.requests) == num_requests

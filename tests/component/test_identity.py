@@ -13,21 +13,19 @@ from finetune.runs.identity import (
     Identity,
     check_has_last,
     find_run,
-    fold_runs,
-    num_folds,
     read_identity,
 )
-from finetune.runs.run_search import read_about, write_about
+from finetune.runs.run_dir import RunDir
 from finetune.system.messages import WrongUsage
 
 PHOTOS = Identity("/photos", "finetune.ImageFolderData", "resnet18", "resnet18")
 ANY = Identity()
 
 
-def write_run(folder: Path, identity: Identity = PHOTOS, **about: object) -> Path:
+def write_run(folder: Path, identity: Identity = PHOTOS, **facts: object) -> Path:
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     (folder / "checkpoints/last.ckpt").touch()
-    write_about(folder, {KEY: identity.as_plain(), **about})
+    RunDir(folder).update(kind="fit", **{KEY: identity.as_plain()}, **facts)
     return folder
 
 
@@ -53,11 +51,11 @@ def test_it_is_the_newest_of_the_same_data_and_network(tmp_path):
 def test_folds_are_found_by_their_number_or_until_they_have_ended(tmp_path):
     single = write_run(tmp_path / "fit/version_0")
     folds = write_run(tmp_path / "fit/version_1", replace(PHOTOS, folds=2))
-    assert num_folds(folds) == 2 and num_folds(single) is None
-    assert [run.name for run in fold_runs(folds)] == ["fold_1", "fold_2"]
+    assert RunDir(folds).num_folds == 2 and RunDir(single).num_folds is None
+    assert [run.path.name for run in RunDir(folds).folds] == ["fold_1", "fold_2"]
     assert find_run(tmp_path, ANY).run == find_run(tmp_path, Identity(folds=2)).run == folds
     assert find_run(tmp_path, Identity(folds=3)).run is None
-    write_about(folds, {**read_about(folds), "ended": "now"})
+    RunDir(folds).update(ended="now")
     assert find_run(tmp_path, ANY).run == single
     assert find_run(tmp_path, Identity(folds=2)).run == folds
 
@@ -74,31 +72,26 @@ def test_what_has_not_ended_goes_on_before_what_has(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["[", "{}", '{"identity": {"folds": "x"}}', '{"identity": 3}', '{"identity": {"place": []}}'],
+    ["[", '{"finetune": "1"}', '{"identity": {"folds": "x"}}', '{"identity": 3}'],
 )
 def test_a_run_without_a_readable_identity_is_none_of_any_data_and_is_named(tmp_path, text):
     run = write_run(tmp_path / "fit/version_0")
-    (run / "about.json").write_text(text)
+    (run / "run.json").write_text(text)
     found = find_run(tmp_path, ANY)
     assert read_identity(run) is None and found.run is None
-    assert found.passed_in_words().startswith(
-        f"{run} is without a readable about.json (--resume RUN"
-    )
+    assert found.passed_in_words().startswith(f"{run} is without a readable run.json (--resume RUN")
 
 
 @pytest.mark.parametrize(
-    ("about", "has_result", "is_lost"),
+    ("facts", "is_lost"),
     [
-        ({"ended": "2026-01-01T10:00:00+00:00"}, False, True),
-        ({}, True, True),  # what has been tested has ended
-        ({}, False, False),  # killed inside its first epoch, with `val_check_interval` below 1
+        ({"ended": "2026-01-01T10:00:00+00:00"}, True),
+        ({}, False),  # killed inside its first epoch, with `val_check_interval` below 1
     ],
 )
-def test_a_run_that_keeps_only_its_best_cannot_continue(tmp_path, about, has_result, is_lost):
-    run = write_run(tmp_path / "fit/version_1", **about)
+def test_a_run_that_keeps_only_its_best_cannot_continue(tmp_path, facts, is_lost):
+    run = write_run(tmp_path / "fit/version_1", **facts)
     os.rename(run / "checkpoints/last.ckpt", run / "checkpoints/best.ckpt")
-    if has_result:
-        (run / "test.json").write_text("{}")
     if not is_lost:
         check_has_last(run)
         return

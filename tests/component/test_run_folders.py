@@ -1,13 +1,12 @@
 """Run folders: their names and versions never collide, a run without a result leaves none, and runs are found."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from finetune.runs.folder import Run, check_name, versions
-from finetune.runs.run_search import find_runs, is_run_folder, runs_of
+from finetune.runs.folder import Run, check_name
+from finetune.runs.run_dir import RunDir, find_runs, runs_of, versions
 from finetune.system.messages import WrongUsage
 
 
@@ -53,11 +52,11 @@ def test_a_name_that_is_no_plain_component_of_a_path_is_refused(name):
 @pytest.mark.parametrize(
     ("files", "is_free"),
     [
-        (["about.json", "seconds.json", "loggers.json", "checkpoints/start.ckpt"], True),
-        (["about.json", ".steps.csv.0a1b2c3d.tmp"], True),  # of a killed process
-        (["about.json", "metrics.csv"], False),  # a result
-        (["about.json", "steps.tmp"], False),  # a file of the user
-        (["config.yaml", "about.json of another tool"], False),
+        (["run.json", "config.yaml", "checkpoints/start.ckpt"], True),
+        (["run.json", ".steps.csv.0a1b2c3d.tmp"], True),  # of a killed process
+        (["run.json", "metrics.csv"], False),  # a result
+        (["run.json", "steps.tmp"], False),  # a file of the user
+        (["config.yaml", "run.json of another tool"], False),
     ],
 )
 def test_the_name_of_a_run_that_was_killed_before_its_first_result_is_free(
@@ -66,13 +65,14 @@ def test_the_name_of_a_run_that_was_killed_before_its_first_result_is_free(
     run = tmp_path / "fit/mine"
     for name in files:
         (run / name).parent.mkdir(parents=True, exist_ok=True)
-        about = '{"name": "an app"}' if name.endswith("tool") else '{"finetune": "0.1.0"}'
-        (run / name.partition(" ")[0]).write_text(about)
+        record = '{"name": "an app"}' if name.endswith("tool") else '{"finetune": "0.1.0"}'
+        (run / name.partition(" ")[0]).write_text(record)
     (run / "steps.csv").write_text("step,epoch,lr-SGD\n3,0,0.1\n")  # a rate is no result
     before = names_in(run)
     if is_free:
         assert Run(tmp_path, "fit", name="mine").choose() == run
-        assert names_in(run) == {".lock", ".finetune"}
+        assert names_in(run) == {".lock", ".finetune", "run.json"}
+        assert RunDir(run).facts().keys() == {"finetune", "kind", "began"}
     else:
         with pytest.raises(WrongUsage, match="fit/mine exists"):
             Run(tmp_path, "fit", name="mine").choose()
@@ -82,7 +82,45 @@ def test_the_name_of_a_run_that_was_killed_before_its_first_result_is_free(
         Run(tmp_path, "fit", name="file").choose()
 
 
-# The files of a run that began
+# The record
+
+
+def test_a_record_is_merged_and_a_failed_write_leaves_the_earlier_one(tmp_path):
+    run = RunDir(tmp_path)
+    assert run.facts() == {} and not run.is_run and run.state == "no checkpoint"
+    run.update(kind="fit", seconds={"training": 1.5}, root=None)
+    run.update(epochs=3, seconds={"training": 2.5})
+    expected = {"kind": "fit", "seconds": {"training": 2.5}, "epochs": 3}
+    assert {name: run.facts()[name] for name in expected} == expected and run.is_run
+    before = (tmp_path / "run.json").read_bytes()
+    with pytest.raises(ValueError, match="Out of range"):
+        run.update(epochs=4, seconds={"training": float("nan")})
+    assert (tmp_path / "run.json").read_bytes() == before
+    run.update(epochs=None)
+    assert "epochs" not in run.facts()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{", "[" * 2_000, '{"epochs": "two"}', '{"seconds": {"training": -5}}'),
+        *('{"test": {"value": 7}}', '{"identity": {"folds": "x"}}', '{"began": 5}'),
+    ],
+)
+def test_a_damaged_record_is_named_and_never_overwritten(tmp_path, text):
+    run = RunDir(tmp_path)
+    (tmp_path / "run.json").write_text(text)
+    for act in (run.facts, lambda: run.update(epochs=1)):
+        with pytest.raises(ValueError, match=rf"{tmp_path}/run\.json is damaged"):
+            act()
+    assert (tmp_path / "run.json").read_text() == text and run.state == "damaged"
+
+
+def test_threads_change_a_record_one_after_another(tmp_path):
+    run = RunDir(tmp_path)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda i: run.update(**{f"fact {i}": i}), range(40)))
+    assert {f"fact {i}" for i in range(40)} <= run.facts().keys()
 
 
 # Runs that are found
@@ -93,7 +131,7 @@ def write(folder: Path, began: str = "", *checkpoints: str) -> Path:
     for name in checkpoints:
         (folder / f"checkpoints/{name}.ckpt").touch()
     (folder / "config.yaml").write_text("{}")
-    (folder / "about.json").write_text(json.dumps({"finetune": "0.1.0", "began": began}))
+    RunDir(folder).update(kind="fit", began=began)
     return folder
 
 
@@ -113,13 +151,11 @@ def test_named_runs_stand_between_numbered_ones_by_time(tmp_path):
 def test_runs_are_found_beneath_any_folder_but_not_through_links(tmp_path):
     places = ("runs/fit/version_0", "runs/fit/mine", "runs/demo/fit/version_0", "kept/good")
     runs = [write(tmp_path / place) for place in places]
-    (tmp_path / "runs/predict/version_0").mkdir(parents=True)
-    (tmp_path / "runs/predict/version_0/config.yaml").write_text("{}")
+    Run(tmp_path / "runs", "predict").choose()
     (tmp_path / "project/checkpoints").mkdir(parents=True)  # of another tool
     (tmp_path / "project/checkpoints/last.ckpt").touch()
     (tmp_path / "project/config.yaml").write_text("{}")
-    (tmp_path / "project/about.json").write_text('{"began": "today"}')
+    (tmp_path / "project/run.json").write_text('{"began": "today"}')
     (tmp_path / "link").symlink_to(tmp_path / "runs")
-    assert find_runs(tmp_path) == sorted(runs)
-    assert find_runs(runs[0]) == [runs[0]] and find_runs(tmp_path / "nowhere") == []
-    assert is_run_folder(runs[0]) and not is_run_folder(tmp_path / "project")
+    assert find_runs(tmp_path) == sorted(map(RunDir, runs))
+    assert find_runs(runs[0]) == [RunDir(runs[0])] and find_runs(tmp_path / "nowhere") == []

@@ -1,11 +1,10 @@
 """What a run's small files say: its record, its row in `finetune runs`, its result and its seconds; damage is named."""
 
-import csv
 import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +18,12 @@ from tiny_module import QUIET, Tiny, loader, trainer
 
 from finetune.runs import run_table as run_table_module
 from finetune.runs.folder import Run
-from finetune.runs.headline import headline
+from finetune.runs.headline import best_of_epoch
 from finetune.runs.metrics_csv import read_metrics
-from finetune.runs.record import read_run, validation_outcome
+from finetune.runs.record import read_run
 from finetune.runs.result_file import read_result, write_result
 from finetune.runs.results import Results
+from finetune.runs.run_dir import RunDir
 from finetune.runs.run_table import as_json, read_row, run_table
 from finetune.runs.statistics import wilson
 
@@ -40,90 +40,63 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def validated(run: Path, *accuracies: float, num: int = 40) -> None:
-    """Let a run have no test, but these validations of `num` images."""
+def validated(run: Path, value: float, num: int = 40) -> None:
+    """Let a run have no test, but this validation of `num` images."""
     (run / "test.json").unlink(missing_ok=True)
-    about = json.loads((run / "about.json").read_text())
-    about["splits"]["val"] = {"origin": "", "counts": {"a": num // 2, "b": num - num // 2}}
-    (run / "about.json").write_text(json.dumps(about))
-    for name in ("metrics.csv", "steps.csv"):
-        with open(run / name, "w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["epoch", "val/accuracy"])
-            writer.writerows(enumerate(accuracies, start=int(name == "metrics.csv")))
+    best = best_of_epoch(3, value, value, "val/accuracy", num_images=num, num_trials=num)
+    RunDir(run).update(test=None, best=best.as_plain())
 
 
 # The row of a run
 
 
 def forget_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_table_module, "wilson", lambda num_right, num: (0.0, 1.0))
+    monkeypatch.setattr(run_table_module, "result_in", lambda facts: None)
 
 
 @promise("runs", controls=[forget_the_interval])
 def test_a_row_of_a_tested_run(run):
-    row = read_row(run)
-    assert (row.state, row.split, row.num_images) == ("finished", "test", 6)
-    assert row.accuracy == 5 / 6 and row.interval == wilson(5, 6)
+    RunDir(run).update(ended="2026-01-01T10:00:00+00:00")
+    row = read_row(RunDir(run))
+    assert row.state == "finished" and row.result is not None
+    assert (row.result.split, row.result.num_images) == ("test", 6)
+    assert row.result.value == 5 / 6 and (row.result.low, row.result.high) == wilson(5, 6)
     assert (row.data, row.network, row.seconds) == ("photos", "resnet18", 13.5)
     assert row.command == "finetune fit --config a.yaml" and row.damage == ""
     assert row.size == sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
 
 
 def test_a_row_without_a_test_has_the_validation_of_the_kept_epoch(run):
-    # 0.9 is the highest; the last within its standard error, 0.047, is the third
-    validated(run, 0.5, 0.9, 0.875, 0.6)
-    row = read_row(run)
-    assert (row.split, row.num_images, row.accuracy, row.epochs) == ("validation", 40, 0.875, 4)
-    assert row.interval == wilson(35, 40)
-    assert "87.5 % (35 of 40; 95 % interval 73.9–94.5 %)" in validation_outcome(read_run(run))
-    # weights between the start and the end have an accuracy of their own
-    candidates = [{"share": at, "loss": 0.5, "accuracy": 0.5 + at / 2} for at in (0, 0.5, 1)]
-    kept = {"share": 0.5, "num_images": 40, "candidates": candidates}
-    (run / "kept_weights.json").write_text(json.dumps(kept))
-    assert read_row(run).accuracy == 0.75 and "(30 of 40;" in validation_outcome(read_run(run))
-    validated(run, num=0)
-    row = read_row(run)
-    assert (row.accuracy, row.interval, row.split) == (None, None, "")
+    validated(run, 0.875)
+    row = read_row(RunDir(run))
+    assert row.epochs == 3 and row.result == read_run(run).headline
+    assert row.result.line == "validation accuracy 87.5 % (35 of 40; 95 % interval 73.9–94.5 %)"
+    assert "epoch 3" in row.result.comment
+    RunDir(run).update(best=None)
+    row = read_row(RunDir(run))
+    assert row.result is None and row.as_plain()["accuracy"] is None
+    assert "nothing was validated" in read_run(run).headline_text
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("about.json", "{"),
-        ("test.json", "[]"),
-        ("test.json", '{"confusion_matrix": [[-3, 0], [0, 4]]}'),
-        ("test.json", '{"test/mAP": 0.5, "label_counts": [[[-2, 1], [1, 2]]]}'),
-        ("seconds.json", '{"training": "long"}'),
-        ("seconds.json", '{"training": -5}'),
-        ("config.yaml", "a: [1"),
-        ("metrics.csv", "epoch,val/accuracy\n1,much\n"),
-        ("kept_weights.json", '{"share": 0.5}'),
-    ],
-)
-def test_a_damaged_run_is_listed_with_what_is_wrong(run, name, text):
-    if name in ("metrics.csv", "kept_weights.json"):
-        validated(run, 0.5)
-    (run / name).write_text(text)
-    row = read_row(run)
-    assert row.state == "damaged" and str(run) in row.damage and row.network in ("", "resnet18")
+def test_a_damaged_run_is_listed_with_what_is_wrong(run):
+    (run / "run.json").write_text('{"finetune": "0.1.0", "seconds": {"training": "long"}}')
+    row = read_row(RunDir(run))
+    assert row.state == "damaged" and str(run) in row.damage and "seconds" in row.damage
 
 
 def test_the_states_of_a_run(run):
-    (run / "test.json").unlink()
     last = run / "checkpoints/last.ckpt"
-    about = json.loads((run / "about.json").read_text())
-    assert read_row(run).state == "unfinished"  # killed before its first last.ckpt
+    assert RunDir(run).state == "unfinished"  # killed before its first last.ckpt
     last.touch()
-    (run / "about.json").write_text(json.dumps({**about, "ended": "2026-01-01T10:00:00+00:00"}))
-    assert read_row(run).state == "finished"
+    RunDir(run).update(ended="2026-01-01T10:00:00+00:00")
+    assert RunDir(run).state == "finished"
     last.unlink()
     (run / "checkpoints/best.ckpt").unlink()
-    assert read_row(run).state == "no checkpoint"
+    assert RunDir(run).state == "no checkpoint"
     process = another(run)
     try:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
-        assert read_row(run).state == "running"
+        assert RunDir(run).state == "running"
     finally:
         process.communicate()
 
@@ -131,11 +104,9 @@ def test_the_states_of_a_run(run):
 def test_the_order_of_runs(tmp_path):
     for i, (seconds, right) in enumerate([(30, 4), (10, 6), (20, 5)]):
         share = np.eye(3)[[0, 1, 2, 0, 1, 2][:right] + [(k + 1) % 3 for k in LABELS[right:]]]
-        times = {"began": f"2026-01-0{i + 1}T10:00:00+00:00"}
-        run = write_run(tmp_path / f"fit/version_{i}", LABELS, share, **times)
-        (run / "seconds.json").write_text(json.dumps({"training": seconds}))
-    (tmp_path / "fit/version_3").mkdir()
-    (tmp_path / "fit/version_3/.lock").touch()
+        facts = {"began": f"2026-01-0{i + 1}T10:00:00+00:00", "seconds": {"training": seconds}}
+        write_run(tmp_path / f"fit/version_{i}", LABELS, share, **facts)
+    Run(tmp_path, "fit").choose()
     orders = {"when": "3210", "accuracy": "1203", "seconds": "0213", "folder": "0123"}
     for key, expected in orders.items():
         assert "".join(row.folder[-1] for row in run_table(tmp_path, key)) == expected
@@ -159,33 +130,25 @@ def test_runs_writes_nothing_and_does_not_import_torch(run):
 def test_a_row_of_several_labels_has_a_mean_average_precision(tmp_path):
     labels, p = drawn()
     run = write_labels_run(tmp_path / "runs/fit/version_0", labels, p)
-    row = read_row(run)
-    assert (row.metric, row.split, row.num_images) == ("mAP", "test", len(labels))
-    assert row.accuracy == read_run(run).result["test/mAP"]
-    assert row.interval == headline(read_run(run)).bounds
+    row = read_row(RunDir(run))
+    record = read_run(run)
+    assert row.result == record.headline and row.result.metric == "mAP"
+    assert (row.result.split, row.result.num_images) == ("test", len(labels))
+    assert row.result.value == record.result["test/mAP"]
     plain = json.loads(as_json([row]))[0]
-    assert plain["mAP"] == row.accuracy and not {"accuracy", "metric"} & plain.keys()
-    (run / "test.json").unlink()
-    row = read_row(run)
-    best = read_run(run).best
-    assert (row.split, row.metric, row.num_images) == ("validation", "mAP", len(labels))
-    assert row.accuracy == best[1] and best[0] == 2  # 0.7 is more than a standard error below 0.9
-    assert row.interval == headline(read_run(run)).bounds
-    assert "validation mAP 0.900" in validation_outcome(read_run(run))
+    assert plain["mAP"] == row.result.value and not {"accuracy", "metric"} & plain.keys()
+    RunDir(run).update(test=None)
+    result = read_row(RunDir(run)).result
+    assert str(result).startswith("validation mAP 0.900") and result.num_images == len(labels)
 
 
-# The record of a run
-
-
-@pytest.mark.parametrize(("limit", "epoch"), [(None, 2), (2, 3), (0.05, 3)])
-def test_the_best_epoch_is_by_the_images_that_were_measured(run, limit, epoch):
-    """0.7 and 0.68 differ significantly on 4,000 images, and do not on 200."""
-    values = (0.5, 0.7, 0.68)
-    rows = [{"epoch": str(i), "val/accuracy": str(value)} for i, value in enumerate(values)]
-    about = {"splits": {"val": {"counts": {"a": 3000, "b": 1000}}}}
-    config = {"trainer": {"limit_val_batches": limit}, "data": {"init_args": {"batch_size": 100}}}
-    record = replace(read_run(run), metrics=rows, about=about, config=config)
-    assert record.best == (epoch, values[epoch - 1])
+def test_the_table_of_200_runs_is_read_at_once(tmp_path):
+    first = write_run(tmp_path / "fit/version_0", LABELS, CORRECT)
+    for i in range(1, 200):
+        shutil.copytree(first, tmp_path / f"fit/version_{i}")
+    began = time.monotonic()
+    assert len(run_table(tmp_path)) == 200
+    assert time.monotonic() - began < 2
 
 
 # Results
@@ -238,6 +201,3 @@ def test_numbers_of_a_class_without_images_are_null_and_empty(cli, tmp_path):
     for row in read_metrics(folder / "metrics.csv"):
         assert row["val/recall/green"] == "" and float(row["val/recall/red"]) >= 0
     assert "nan" not in (folder / "steps.csv").read_text()
-
-
-# seconds.json

@@ -9,9 +9,8 @@ from promise import promise
 from run_folders import write_run
 from run_holders import another
 
-from finetune.runs import removal
 from finetune.runs.removal import check_removable, delete_run
-from finetune.runs.run_search import read_about, write_about
+from finetune.runs.run_dir import RunDir
 from finetune.system.messages import WrongUsage
 
 
@@ -24,7 +23,7 @@ def run(tmp_path) -> Path:
 
 
 def make_cross_validation(run: Path) -> None:
-    write_about(run, {**read_about(run), "identity": {"folds": 2}})
+    RunDir(run).update(identity={"folds": 2})
 
 
 def test_a_run_is_deleted_whole(run):
@@ -65,17 +64,17 @@ def test_files_of_others_in_a_run_stay(run, tmp_path):
 
 
 def take_any_folder_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removal, "is_run_folder", lambda folder: True)
+    monkeypatch.setattr(RunDir, "facts", lambda run: {"finetune": "0.1.0", "kind": "fit"})
 
 
 @promise("runs-rm", controls=[take_any_folder_for_a_run])
-@pytest.mark.parametrize("about", ["[]", "{}", '{"name": "an app", "began": "today"}', "{"])
-def test_what_is_no_run_is_refused(run, tmp_path, about):
+@pytest.mark.parametrize("record", ["{}", '{"name": "an app", "began": "today"}'])
+def test_what_is_no_run_is_refused(run, tmp_path, record):
     other = tmp_path / "project/fit/version_3"
     (other / "checkpoints").mkdir(parents=True)
     for name in ("config.yaml", "checkpoints/last.ckpt", ".lock", "thesis.txt"):
         (other / name).touch()
-    (other / "about.json").write_text(about)
+    (other / "run.json").write_text(record)
     for folder in (other, tmp_path, run.parent, run / "checkpoints", run / "config.yaml"):
         with pytest.raises(WrongUsage, match="not the folder of a run"):
             check_removable(folder)
@@ -84,6 +83,13 @@ def test_what_is_no_run_is_refused(run, tmp_path, about):
         check_removable(tmp_path / "link")
     with pytest.raises(FileNotFoundError):
         check_removable(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("record", ["[]", "{", '{"finetune": "0.1.0", "epochs": -1}'])
+def test_a_run_with_a_damaged_record_is_refused(run, record):
+    (run / "run.json").write_text(record)
+    with pytest.raises(ValueError, match=r"run\.json is damaged"):
+        check_removable(run)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_finetune_fit_on_two_devices_needs_no_main_guard(colours, tmp_path):
     run = check_one_run(done.stdout, done.stderr, tmp_path)
     lines = done.stdout.splitlines()
     assert lines.count("once") == 1 and f"{run} 10" in lines
-    command = json.loads((run / "about.json").read_text())["command"]
+    command = json.loads((run / "run.json").read_text())["command"]
     assert command.startswith(f"finetune.fit(folder={str(colours)!r}, epochs=1")
 
 

@@ -51,7 +51,7 @@ def model_of(run: Path) -> dict[str, Any]:
 
 
 def ranking_of(run: Path) -> dict[str, Any]:
-    return json.loads((run / "about.json").read_text())["backbone_ranking"]
+    return json.loads((run / "run.json").read_text())["backbone_ranking"]
 
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:

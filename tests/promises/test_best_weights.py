@@ -62,12 +62,10 @@ def test_the_best_weights_lie_between_the_start_and_the_end(cli, colours, capsys
     ]
     assert len(moved) == 6  # all weights and biases trained
     run = versions("runs", "fit")[-1]
-    assert json.loads((run / "kept_weights.json").read_text()) == kept
     assert json.loads((run / "test.json").read_text())["interpolation"] == kept
-    assert (
-        "by the loss on" in read_run(run).why_best
-        and read_run(run).why_best in capsys.readouterr().out
-    )
+    kept_in_run = read_run(run).best
+    assert kept_in_run.share == kept["share"] and "by the loss on" in kept_in_run.why
+    assert kept_in_run.why in capsys.readouterr().out
     cli("validate", run / "checkpoints/best.ckpt", "--data.root", colours, "--data.num_workers", 0)
     measured = json.loads((versions("runs", "validate")[-1] / "val.json").read_text())
     chosen = next(one for one in kept["candidates"] if one["share"] == kept["share"])
@@ -168,7 +166,7 @@ def test_without_validation_the_last_weights_are_kept_and_tested_once(cli, colou
     cli(*fit)
     run = versions("runs", "fit")[-1]
     assert checkpoint("best")["finetune"].get("interpolation") is None
-    assert not (run / "kept_weights.json").exists()
+    assert read_run(run).best is None
     written = (run / "test.json").stat().st_mtime_ns
     with caplog.at_level("INFO", logger="finetune"):
         cli(*fit, "--resume")

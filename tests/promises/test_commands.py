@@ -74,8 +74,8 @@ def test_every_run_has_a_folder_of_its_own(colours, cli, run, tmp_path):
             if path.is_file() and not path.name.startswith(".")
         )
         assert files == [
-            *("about.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml"),
-            *("metrics.csv", "seconds.json", "steps.csv", "test.json", "test_predictions.csv"),
+            *("checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml"),
+            *("metrics.csv", "run.json", "steps.csv", "test.json", "test_predictions.csv"),
         ]
     result = json.loads((folder / "test.json").read_text())
     assert sum(map(sum, result["confusion_matrix"])) == 30

@@ -31,7 +31,7 @@ def test_a_fit_records_corrections_a_test_applies_them_and_resume_needs_them(
 ):
     cli("fit", colours, *QUICKEST, "--data.corrections", "corrections.csv", "--report", "true")
     run = tmp_path / "runs/fit/version_0"
-    about = json.loads((run / "about.json").read_text())
+    about = json.loads((run / "run.json").read_text())
     counts = about["corrections"]["splits"]
     assert counts.keys() == {"train", "val"}
     assert sum(split["changed"] for split in counts.values()) == 1

@@ -135,8 +135,7 @@ MORE_KINDS = [
     Kind("run/steps.csv", plain(other_csv), read_run),
     Kind("run/test_predictions.csv", plain(other_csv), read_run),
     Kind("run/test.json", plain(cut), read_run),
-    Kind("run/about.json", plain(cut), read_run),
-    Kind("run/seconds.json", plain(cut), read_run),
+    Kind("run/run.json", plain(cut), read_run),
     Kind("run/config.yaml", plain(cut), read_run),
 ]
 

@@ -52,7 +52,7 @@ def test_resume_with_name_continues_the_named_run(fit, colours, tmp_path, capsys
     assert len((tmp_path / "runs/fit/exp1/metrics.csv").read_text().splitlines()) == 3
     fit("--resume", "--trainer.max_epochs", "3")  # it is the newest
     assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["exp1"]
-    about = json.loads((tmp_path / "runs/fit/exp1/about.json").read_text())
+    about = json.loads((tmp_path / "runs/fit/exp1/run.json").read_text())
     assert about["began"] < about["ended"] and len(about["went_on_by"]) == 2
     # its config starts a run of its own
     fit("--config", "runs/fit/exp1/config.yaml")

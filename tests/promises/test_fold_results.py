@@ -31,11 +31,17 @@ from finetune.fitting.plan import Plan, read_plan
 from finetune.inference.predictor import Predictor
 from finetune.profiling.time_budget import Costs, measure
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.identity import fold_runs
+from finetune.runs.run_dir import RunDir
 from finetune.runs.run_lock import release
 from finetune.training.calibration import read_calibration
 
 NUM_FOLDS = 2
+
+
+def fold_runs(folder: Path) -> list[Path]:
+    return [run.path for run in RunDir(folder).folds]
+
+
 CLASSES = {"blue": 14, "green": 9}
 OPTIONS = (
     *("--folds", str(NUM_FOLDS), "--model.class_weights", "balanced"),
@@ -379,9 +385,7 @@ def put_back(folder: Path) -> None:
     """Make a finished cross-validation one that was killed before its second fold."""
     shutil.rmtree(folder / "fit/fold_2")
     (folder / "test.json").unlink()
-    about = json.loads((folder / "about.json").read_text())
-    del about["ended"]
-    (folder / "about.json").write_text(json.dumps(about))
+    RunDir(folder).update(ended=None, test=None)
 
 
 @pytest.mark.parametrize("is_ended", [True, False])
@@ -397,7 +401,7 @@ def put_back(folder: Path) -> None:
 def test_a_refused_resume_of_folds_changes_nothing(copied, change, is_ended):
     if not is_ended:
         put_back(copied)
-    names = ("config.yaml", "about.json")
+    names = ("config.yaml", "run.json")
     before = [(copied / name).read_bytes() for name in names]
     with pytest.raises(ValueError, match="the run (would|is finished)"):
         run("fit", "--resume", copied, *change)

@@ -17,6 +17,7 @@ from promise import promise
 
 from finetune import ImageFolderData
 from finetune.inference.predictor import Predictor
+from finetune.runs.run_dir import RunDir
 from finetune.runs.run_lock import is_held
 
 pytestmark = pytest.mark.slow
@@ -45,12 +46,10 @@ def full(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def begin_second_fold(full: Path, target: Path) -> None:
     """Copy a cross-validation as it is before its second fold."""
     shutil.copytree(full, target, ignore=shutil.ignore_patterns("fold_2", ".lock"))
-    for name in ("test.json", "predictions.csv", "seconds.json"):
+    for name in ("test.json", "predictions.csv"):
         (target / name).unlink()
     shutil.rmtree(target / "checkpoints")
-    about = json.loads((target / "about.json").read_text())
-    del about["ended"]
-    (target / "about.json").write_text(json.dumps(about))
+    RunDir(target).update(ended=None, test=None, seconds=None)
 
 
 def wait_for_step(process: Process, run: Path) -> None:

@@ -24,7 +24,9 @@ from finetune.models.network_list import ListedNetwork
 @pytest.fixture
 def listed(tmp_path: Path) -> Path:
     """The folder of a run with a result."""
-    run = write_run(tmp_path / "runs/fit/version_0", [0, 1, 2, 0], np.eye(3)[[0, 1, 2, 1]])
+    ended = "2026-01-01T10:00:00+00:00"
+    answers = np.eye(3)[[0, 1, 2, 1]]
+    run = write_run(tmp_path / "runs/fit/version_0", [0, 1, 2, 0], answers, ended=ended)
     (run / "checkpoints").mkdir()
     (run / "checkpoints/best.ckpt").write_bytes(b"x" * 2_000_000)
     return run
@@ -35,14 +37,14 @@ def test_runs_shows_a_table_and_json(listed, cli, capsys, tmp_path):
     cli("runs")
     header, row = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["when", "data", "network", "epochs"]
-    assert "resnet18" in row and "test  75.0 % (30.1–95.4)" in row
+    assert "resnet18" in row and "test  75.0 % (30.1–95.4 %)" in row
     assert "2.0 MB" in row and "finished" in row and "runs/fit/version_0" in row
     cli("runs", tmp_path / "runs", "--json", "--sort", "accuracy")
     (plain,) = json.loads(capsys.readouterr().out)
     assert plain["accuracy"] == 0.75 and plain["folder"] == str(listed)
-    (listed / "seconds.json").write_text("{")
+    (listed / "run.json").write_text("{")
     cli("runs")
-    assert "seconds.json is damaged" in capsys.readouterr().out
+    assert "run.json is damaged" in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
     cli("runs", tmp_path / "empty")
     assert capsys.readouterr().out == f"no runs in {tmp_path}/empty\n"

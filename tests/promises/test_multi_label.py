@@ -247,5 +247,6 @@ def test_the_solved_head_and_the_start_are_measured_by_it(table, cli, caplog):
         cli("fit", table, *VALIDATED, *weights, "--freeze", "backbone")
         cli("fit", table, *VALIDATED, *weights)
     assert "cross-validated mAP 0." in caplog.text
-    kept = json.loads(Path("runs/fit/version_1/kept_weights.json").read_text())
+    checkpoint = read_checkpoint("runs/fit/version_1/checkpoints/best.ckpt")
+    kept = checkpoint["finetune"]["interpolation"]
     assert all("mAP" in candidate for candidate in kept["candidates"])

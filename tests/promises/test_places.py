@@ -204,7 +204,7 @@ def test_a_run_on_the_hub_names_its_commit_and_not_the_token(colours, changed, c
             if folder:
                 commits.append(place.server.put_folder(folder, "owner/photos", "set"))
             cli("fit", *images, *OPTIONS, "--name", name)
-            assert commits[-1] in Path("runs/fit", name, "about.json").read_text()
+            assert commits[-1] in Path("runs/fit", name, "run.json").read_text()
         files = [path for path in Path("runs").rglob("*") if path.is_file()]
         assert not any(TOKEN.encode() in path.read_bytes() for path in files)
         # the client would name the packages that are installed

@@ -61,7 +61,7 @@ def test_the_run_of_fit_is_that_of_the_command_bit_for_bit(colours, quick, cli, 
         "options": {**quick["options"], "data.augmentations": []},
     }
     ours = fit(colours, **words)
-    command = json.loads((ours.path / "about.json").read_text())["command"]
+    command = json.loads((ours.path / "run.json").read_text())["command"]
     assert command.startswith(f"finetune.fit(folder={colours!r}, epochs=")
     line = [f"--{name}={'null' if words[name] is None else words[name]}" for name in quick]
     line = [word for word in line if not word.startswith(("--options", "--report"))]

@@ -8,6 +8,7 @@ import pytest
 from run_folders import write_run
 
 from finetune import FittedRun, load
+from finetune.runs.run_dir import RunDir
 from finetune.runs.statistics import wilson
 
 # Predictions of five images of three classes; the last one is wrong.
@@ -21,6 +22,7 @@ def test_accuracy_and_interval_are_those_of_the_files(tmp_path):
     assert run.record.config["seed_everything"] == 7
     assert "test accuracy 80.0 %" in repr(run) and str(run.path) in repr(run)
     (run.path / "test.json").unlink()
+    RunDir(run.path).update(test=None)
     untested = FittedRun(run.path)
     assert (untested.accuracy, untested.interval, untested.result) == (None, None, {})
     assert "Not tested" in repr(untested) and "<img" not in untested._repr_html_()

@@ -32,9 +32,10 @@ from finetune.reports.live_report import LiveReport
 from finetune.reports.report import write_report
 from finetune.reports.test_images import highlights
 from finetune.runs.folder import Run
-from finetune.runs.headline import headline
+from finetune.runs.headline import Best, validation_headline
 from finetune.runs.predictions_table import Predictions
 from finetune.runs.record import read_run
+from finetune.runs.run_dir import RunDir
 
 CPU = ("--trainer.accelerator", "cpu", "--workers", 0)
 LABELS = [0] * 6 + [1] * 3 + [2] * 3
@@ -65,8 +66,8 @@ def test_the_report_opens_and_shows_the_accuracy(finished, tmp_path):
 
 def test_a_fit_with_report_leaves_what_the_page_is_made_of(finished, predicted):
     names = {path.name for path in finished.iterdir()}
-    assert {"report.html", "seconds.json", "augmented.webp"} <= names
-    about = json.loads((finished / "about.json").read_text())
+    assert {"report.html", "run.json", "augmented.webp"} <= names
+    about = RunDir(finished).facts()
     counts = [sum(about["splits"][split]["counts"].values()) for split in ("train", "val", "test")]
     assert counts == [56, 4, 30] and about["command"].startswith("finetune fit ")
     with open(finished / "test_predictions.csv", newline="") as file:
@@ -84,15 +85,13 @@ def test_the_same_command_makes_the_files_that_a_kill_during_the_report_prevente
 ):
     run = shutil.copytree(finished, tmp_path / "runs/fit/version_0")
     names = {path.name for path in run.rglob("*")}
-    about = json.loads((run / "about.json").read_text())
-    del about["ended"]  # which is written last
-    (run / "about.json").write_text(json.dumps(about))
+    RunDir(run).update(ended=None)  # which is written last
     (run / "test_predictions.csv").unlink()
     (run / "report.html").rename(run / ".report.html.0a1b2c3d.tmp")
     cli("fit", colours, *QUICKEST, "--report", "true", "--trainer.max_epochs", 3, "--resume")
     assert {path.name for path in run.rglob("*")} == names
     assert "of 30; 95 % interval" in (run / "report.html").read_text("utf-8")
-    assert "ended" in json.loads((run / "about.json").read_text())
+    assert RunDir(run).has_ended
 
 
 def test_report_of_a_run_that_was_copied_and_in_another_file(finished, cli, capsys, tmp_path):
@@ -221,10 +220,9 @@ def forget_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
 @promise("report", controls=[forget_a_cell])
 def test_a_report_has_the_numbers_of_its_run_and_links_that_lead_somewhere(run):
     record = read_run(run)
-    assert str(headline(record)) == (
+    assert str(record.headline) == (
         "test accuracy 75.0 % (9 of 12; 95 % interval 46.8–91.1 %). Always predicting blue <b>: 50.0 %."
     )
-    assert record.best == (3, 0.75)  # the later one of two that are equal
     text = page_of(run)
     page = Page(text)
     assert len(page.ids) == len(set(page.ids)) and "b" not in page.tags  # blue <b>
@@ -248,31 +246,30 @@ def test_a_report_has_the_numbers_of_its_run_and_links_that_lead_somewhere(run):
 
 
 def test_the_report_of_a_run_without_a_test_or_with_damaged_records(run):
-    about = json.loads((run / "about.json").read_text())
-    for began in ("yesterday", 5, None):
-        record = replace(read_run(run), about=about | {"began": began})
-        assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d", record.date)
-    del about["root"], about["splits"]["train"], about["splits"]["test"]["origin"]
-    (run / "about.json").write_text(json.dumps(about))
+    splits = RunDir(run).facts()["splits"]
+    del splits["train"], splits["test"]["origin"]
+    RunDir(run).update(root=None, splits=splits, began="yesterday")
     assert "75.0 %" in page_of(run)
     (run / "test.json").unlink()
-    assert str(headline(read_run(run))).startswith("validation accuracy 75.0 %")
-    for name in ("about.json", "steps.csv", "test_predictions.csv", "seconds.json"):
+    RunDir(run).update(test=None)
+    assert str(read_run(run).headline).startswith("validation accuracy 75.0 %")
+    for name in ("config.yaml", "steps.csv", "test_predictions.csv"):
         (run / name).unlink()
+    (run / "run.json").write_text('{"finetune": "0.1.0"}')
     text = page_of(run, None, is_running=True)
     assert "nothing was validated or tested" in text and 'http-equiv="refresh"' in text
 
 
 def test_a_report_names_the_weights_that_the_validation_chose_and_a_checkpoint_that_is_missing(run):
-    candidates = [{"share": at, "loss": 0.5, "accuracy": 0.5} for at in (0, 0.75, 1)]
-    kept = {"share": 0.75, "num_images": 40, "candidates": candidates}
-    (run / "kept_weights.json").write_text(json.dumps(kept))
     weights = "75 % of the way to epoch 3"
+    result = validation_headline("accuracy", 0.5, 40, 40, weights)
+    best = Best(epoch=3, weights=weights, why=f"{weights} by the loss", share=0.75, result=result)
+    RunDir(run).update(best=best.as_plain())
     text = page_of(run, None)
     assert weights in text
     assert "the checkpoint that predicted them is missing" in text and "heat map of" not in text
-    (run / "test.json").unlink()
-    assert f"best.ckpt ({weights}) was chosen" in headline(read_run(run)).comment
+    RunDir(run).update(test=None)
+    assert f"best.ckpt ({weights}) was chosen" in read_run(run).headline_text
 
 
 def test_a_report_of_many_classes_lists_pairs_stays_small_and_says_why_heat_maps_are_missing(
@@ -379,7 +376,7 @@ def test_the_report_of_several_labels_has_the_metrics_of_scikit_learn(labels_run
     text = page_of(labels_run)
     page = Page(text)
     assert {link[1:] for link in page.links if link.startswith("#")} <= {*page.ids}
-    assert "b" not in page.tags and f"{headline(read_run(labels_run)).value}" in page.words
+    assert "b" not in page.tags and f"{read_run(labels_run).headline.value_text}" in page.words
     assert "60 train, 60 val, 60 test" in page.words  # images, not labels
     assert text.count("<svg") >= 5  # loss, mAP, F1, reliability, precision and recall
     assert not any(word in page.words for word in ("Confusion matrix", "temperature"))

@@ -1,6 +1,5 @@
 """`--resume` continues the newest run of the same data and network, with the settings of that run."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from finetune.data.corrections import Correction, CorrectionsFile
 from finetune.models.backbones import build
 from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
 
@@ -181,7 +181,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
     """The user has begun it after the one that is finished."""
     begun = run_to_go_on.with_name("version_1")
     begun.mkdir()
-    for name in ("about.json", "config.yaml"):
+    for name in ("run.json", "config.yaml"):
         shutil.copy(run_to_go_on / name, begun)
     with caplog.at_level("INFO", "finetune"):
         cli("fit", colours, *QUICKEST, *UNTESTED, *UNFINISHED, "--resume")
@@ -192,9 +192,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
 def test_a_run_that_another_process_has_begun_is_not_begun_twice(colours, cli, run_to_go_on):
     (run_to_go_on / "checkpoints/last.ckpt").rename(run_to_go_on / "moved.ckpt")
     (run_to_go_on / "test.json").unlink()
-    about = json.loads((run_to_go_on / "about.json").read_text())
-    del about["ended"]
-    (run_to_go_on / "about.json").write_text(json.dumps(about))
+    RunDir(run_to_go_on).update(ended=None)
     process = another(run_to_go_on)
     assert process.stdout.readline() == "held\n"
     with pytest.raises(ValueError, match=f"another process, {process.pid}, is writing"):
@@ -277,8 +275,8 @@ def test_the_start_of_a_run_is_in_all_of_its_files(colours, cli, tmp_path):
     assert epochs_of(run) == 3 and checkpoint["hyper_parameters"]["weights"] == str(weights)
     assert checkpoint["finetune"]["licence_of_the_weights"] == licence
     assert config_of(run)["model"]["weights"] == str(weights)
-    about = json.loads((run / "about.json").read_text("utf-8"))
-    assert about["licence_of_the_weights"] == licence and about["began_from"] is None
+    about = RunDir(run).facts()
+    assert about["licence_of_the_weights"] == licence and "began_from" not in about
     cli("export", run, "--format", "safetensors", "--out", "model.safetensors")
     exported = read_checkpoint("model.safetensors")
     assert exported["hyper_parameters"]["weights"] == "weights.pt"

@@ -170,7 +170,7 @@ def test_a_fit_that_fails_leaves_nothing_in_s3(server, colours, cli, monkeypatch
     monkeypatch.setattr(Classifier, "training_step", fail)
     with pytest.raises(ValueError, match="it fails"):
         cli("fit", colours, *OPTIONS, *OUT)
-    assert server.requests["PUT"] > 2  # lock, config.yaml, about.json
+    assert server.requests["PUT"] > 2  # lock, config.yaml, run.json
     assert not server.objects and not local_copy("s3://photos/runs/fit").exists()
 
 

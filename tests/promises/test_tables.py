@@ -44,7 +44,7 @@ def here(fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_fit_says_how_its_table_was_read(fitted):
-    about = json.loads((fitted / "runs/fit/table/about.json").read_text())
+    about = json.loads((fitted / "runs/fit/table/run.json").read_text())
     line = about["lines"][0]
     assert line.startswith("images: images/labels.csv: train ")
     assert (

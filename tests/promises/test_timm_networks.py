@@ -217,7 +217,7 @@ def test_the_licence_is_reported_and_kept(colours, weights, cli, caplog):
     cli("fit", colours, *ours)
     ((level, text),) = [(r.levelname, r.message) for r in caplog.records if reported in r.message]
     assert level == "WARNING" and text.startswith("weights: the file file.safetensors, ")
-    kept = json.loads(Path("runs/fit/version_1/about.json").read_text())["licence_of_the_weights"]
+    kept = json.loads(Path("runs/fit/version_1/run.json").read_text())["licence_of_the_weights"]
     assert text == f"weights: {kept}"
     cli("report", "runs/fit/version_1")
     assert reported in Path("runs/fit/version_1/report.html").read_text()

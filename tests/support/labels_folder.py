@@ -8,6 +8,10 @@ import yaml
 from run_folders import write_csv
 from sklearn.metrics import average_precision_score, multilabel_confusion_matrix
 
+from finetune.runs.best_epoch import num_trials_of_labels
+from finetune.runs.headline import best_of_epoch, headline_of
+from finetune.runs.run_dir import RunDir
+
 NAMES = ["blue <b>", "green & red", "ünder"]  # as labels may be called
 THRESHOLDS = [0.5, 0.3, 0.6]
 CALIBRATION = {
@@ -67,7 +71,11 @@ def write_labels_run(
     split = {"origin": "", "counts": counts, "num_images": len(y)}
     about = {"command": "finetune fit", "root": "photos", "lines": [], "fingerprint": "f00d"}
     splits = dict.fromkeys(("train", "val", "test"), split)
-    (folder / "about.json").write_text(json.dumps({"finetune": "0.1.0", **about, "splits": splits}))
+    num_trials = num_trials_of_labels(y.sum(axis=0))
+    best = best_of_epoch(2, 0.9, 0.9, "val/mAP", num_images=len(y), num_trials=num_trials)
+    test = headline_of(result)
+    facts = {"kind": "fit", "epochs": 3, "best": best.as_plain(), "splits": splits}
+    RunDir(folder).update(**about, **facts, test=test and test.as_plain())
     epochs = [
         {"step": 3, "epoch": 0, "val/loss": 0.9, "val/mAP": 0.5, "val/f1_micro": 0.5},
         {"step": 3, "epoch": 0, "train/loss_epoch": 1.1, "train/f1_micro": 0.4},

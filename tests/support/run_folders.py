@@ -8,6 +8,9 @@ import numpy as np
 import yaml
 from PIL import Image
 
+from finetune.runs.headline import best_of_epoch, headline_of
+from finetune.runs.run_dir import RunDir
+
 NAMES = ["blue <b>", "green & red", "ünder"]  # as folders may be called
 
 
@@ -28,7 +31,7 @@ def write_run(
         probabilities: What was said of each, (N, K).
         names: The K classes.
         images: Where the test images are drawn; None where there are none.
-        settings: More of about.json.
+        settings: More of run.json.
     """
     folder.mkdir(parents=True)
     num_classes, predicted = len(names), probabilities.argmax(axis=1)
@@ -51,12 +54,14 @@ def write_run(
         "splits": splits,
         "lines": ["training: on 1"],
     }
-    (folder / "about.json").write_text(
-        json.dumps({"finetune": "0.1.0", **about, "doubts": [], "fingerprint": "f00d", **settings})
-    )
-    (folder / "seconds.json").write_text(
-        json.dumps({"preparing": 1.5, "training": 10.0, "validating": 0, "testing": 2})
-    )
+    seconds = {"preparing": 1.5, "training": 10.0, "validating": 0.0, "testing": 2.0}
+    best = best_of_epoch(3, 0.75, 0.75, "val/accuracy", num_images=40, num_trials=40)
+    facts = {
+        **{"kind": "fit", "data": "photos", "network": "resnet18", **about},
+        **{"doubts": [], "fingerprint": "f00d", "seconds": seconds, "epochs": 3},
+        **{"best": best.as_plain(), "test": headline_of(result | more).as_plain()},
+    }
+    RunDir(folder).update(**{**facts, **settings})
     rows = [
         {"step": 3, "epoch": 0, "val/loss": 0.9, "val/accuracy": 0.5, "lr-SGD/head": 0.1},
         {"step": 3, "epoch": 0, "train/loss_epoch": 1.1, "train/accuracy": 0.4},

@@ -1,6 +1,5 @@
 """Files that a command meets, for tests of what it refuses: functions that make them in an empty folder."""
 
-import json
 import os
 import shutil
 from contextlib import ExitStack
@@ -142,11 +141,12 @@ def weights(place: Place) -> None:
 
 def killed_folds(place: Place) -> None:
     """killed/fit/version_0: a cross-validation that was killed in its first fold."""
+    from finetune.runs.run_dir import RunDir
+
     killed = place.folder / "killed/fit/version_0"
     killed.mkdir(parents=True)
     identity = {"place": os.path.realpath(place.folder / "photos"), "folds": 2}
-    about = {"finetune": "0.1.0", "command": "fit", "identity": identity}
-    (killed / "about.json").write_text(json.dumps(about))
+    RunDir(killed).update(kind="fit", command="fit", identity=identity)
     (killed / "config.yaml").write_text("folds: 2\ndata: {root: photos}\n")
 
 
