@@ -4,5 +4,5 @@
 - `doubts` orders them, doubtful labels first. `ranking_job` computes what that needs, while the page is open.
 - `review_session` has the state: the order, and the decisions in the file of corrections.
 - `image_previews` scales images when the page asks for them.
-- `review_app` has the routes, and `review_guard` authorizes requests. `review_page.html` is the page.
+- `review_app` has the routes. `review_page.html` is the page.
 """

@@ -1,82 +1,192 @@
 """The routes of the service."""
 
-from collections.abc import AsyncIterator
+import hmac
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Response
+from fastapi.middleware import Middleware
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+import finetune
 from finetune.inference.predictor import Predictor
 from finetune.serving.access_log import AccessLog
-from finetune.serving.guard import Guard, service_check
-from finetune.serving.openapi import Operation, described, description
-from finetune.serving.refusal import Refused
-from finetune.serving.response_types import Status
+from finetune.serving.errors import ERROR_HANDLERS
+from finetune.serving.guard import MAX_HEADER_BYTES, Guard, is_loopback
+from finetune.serving.schemas import Error, LabelsPrediction, Prediction, Predictions, Status
 from finetune.serving.service import Service
+from finetune.serving.uploads import Limits
 from finetune.system.html_page import render
-from finetune.system.messages import shown
+
+_FILE = {"type": "string", "format": "binary"}
+_IMAGES = {
+    "multipart/form-data": {
+        "type": "object",
+        "additionalProperties": {"type": "array", "items": _FILE},
+    },
+    "application/octet-stream": _FILE,
+    "image/*": _FILE,
+}
+_REQUEST_BODY = {
+    "required": True,
+    "content": {kind: {"schema": schema} for kind, schema in _IMAGES.items()},
+}
+_Credentials = Annotated[
+    HTTPAuthorizationCredentials | None, Depends(HTTPBearer(scheme_name="token", auto_error=False))
+]
 
 
-class Pages:
-    """The handlers of GET requests.
+def make_app(
+    service: Service, token: str | None, host: str, logged_model: str | None = None
+) -> FastAPI:
+    """Return the ASGI application.
 
     Args:
-        service: The service that they describe.
-        has_token: Whether requests need a token. The page asks for it then.
+        service: The service that answers prediction requests.
+        token: The token that requests must send; None for no token.
+        host: The host name or address that the server listens on.
+        logged_model: Fingerprint of the checkpoint, to log requests with; None for no log.
     """
 
-    def __init__(self, service: Service, has_token: bool) -> None:
-        self.service = service
-        self.limits = service.limits
-        self._page = render("serving/page.html", has_token=has_token, limits=self.limits)
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
 
-    async def page(self, request: Request) -> Response:
-        return HTMLResponse(self._page)
-
-    async def openapi(self, request: Request) -> Response:
-        kind = self.service.predictor.label_kind
-        return JSONResponse(description(request.app.routes, self.limits, kind))
-
-    @described(Operation("Whether the process lives", Status))
-    async def healthz(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    @described(
-        Operation(
-            "Whether it takes requests",
-            Status,
-            errors={503: "it stops, or is full"},
-            error_type=Status,
-        )
+    limits = service.limits
+    guard = Middleware(
+        Guard,
+        max_bytes=limits.max_bytes,
+        seconds=limits.seconds,
+        is_local=token is None and is_loopback(host),
+        hint=": --token lets others ask",
     )
-    async def readyz(self, request: Request) -> Response:
-        is_ready = (
-            not self.service.is_stopping and self.service.capacity.waiting < self.limits.max_waiting
-        )
-        return JSONResponse({"status": "ready" if is_ready else "busy"}, 200 if is_ready else 503)
-
-    @described(Operation("Classes, network and threshold", {"type": "object"}))
-    async def about(self, request: Request) -> Response:
-        p = self.service.predictor
-        return JSONResponse(
+    app = FastAPI(
+        title="finetune",
+        version=finetune.__version__,
+        description="An image classifier.",
+        docs_url=None,
+        redoc_url=None,
+        responses=_described(
             {
-                "class_names": p.class_names,
-                "backbone": p.backbone,
-                "image_size": p.image_size,
-                "precision": p.precision,
-                **_thresholds(p),
-                "versions": p.versions,
+                403: "the service answers to localhost alone",
+                431: f"an address and headers of more than {MAX_HEADER_BYTES:,} bytes",
             }
+        ),
+        middleware=[Middleware(AccessLog, metrics=service.metrics, model=logged_model), guard],
+        exception_handlers=ERROR_HANDLERS,
+        lifespan=lifespan,
+    )
+    app.include_router(_open_routes(service, has_token=token is not None))
+    if token is None:
+        app.include_router(_model_routes(service))
+    else:
+        app.include_router(
+            _model_routes(service),
+            dependencies=[Depends(_token_check(token))],
+            responses=_described({401: "a token is needed"}),
         )
+    return app
 
-    @described(Operation("Counts for Prometheus", None, text="text"))
-    async def prometheus(self, request: Request) -> Response:
-        return Response(self.service.metrics.text(), media_type=self.service.metrics.content_type)
+
+def _open_routes(service: Service, has_token: bool) -> APIRouter:
+    """Return the routes that need no token: they reveal nothing about the model."""
+    router = APIRouter()
+    page = render("serving/page.html", has_token=has_token, limits=service.limits)
+
+    @router.get("/", include_in_schema=False)
+    async def show_page() -> HTMLResponse:
+        return HTMLResponse(page)
+
+    @router.get("/healthz", summary="Whether the process lives")
+    async def healthz() -> Status:
+        return Status(status="ok")
+
+    @router.get(
+        "/readyz",
+        summary="Whether it takes requests",
+        responses={503: {"model": Status, "description": "it stops, or is full"}},
+    )
+    async def readyz(response: Response) -> Status:
+        if service.is_ready:
+            return Status(status="ready")
+        response.status_code = 503
+        return Status(status="busy")
+
+    return router
+
+
+def _model_routes(service: Service) -> APIRouter:
+    """Return the routes that use the model, or describe it."""
+    router = APIRouter()
+    limits = service.limits
+    is_single = service.predictor.label_kind == "single"
+    router.add_api_route(
+        "/predict",
+        service.predict,
+        methods=["POST"],
+        summary="Classify images",
+        description="One image as the body, or several as files of a multipart form: "
+        f"JPEG, PNG, WebP, BMP, TIFF or GIF of at most {limits.max_pixels:,} pixels.",
+        response_model=Predictions[Prediction] if is_single else Predictions[LabelsPrediction],
+        response_model_exclude_unset=True,
+        response_description="one for each image, in the order of the request",
+        responses=_described(_errors_of_predict(limits)),
+        openapi_extra={"requestBody": _REQUEST_BODY},
+    )
+
+    @router.get("/model", summary="Classes, network and threshold")
+    async def about() -> dict[str, Any]:
+        p = service.predictor
+        return {
+            "class_names": p.class_names,
+            "backbone": p.backbone,
+            "image_size": p.image_size,
+            "precision": p.precision,
+            **_thresholds(p),
+            "versions": p.versions,
+        }
+
+    @router.get("/metrics", summary="Counts for Prometheus", response_class=PlainTextResponse)
+    async def prometheus() -> Response:
+        return Response(service.metrics.text(), media_type=service.metrics.content_type)
+
+    return router
+
+
+def _described(texts: dict[int, str]) -> dict[int | str, dict[str, Any]]:
+    """Return the description of error responses from a text for each status."""
+    return {status: {"model": Error, "description": text} for status, text in texts.items()}
+
+
+def _errors_of_predict(limits: Limits) -> dict[int, str]:
+    return {
+        400: "an unreadable form",
+        408: f"the request took longer than {limits.seconds:g} s to arrive",
+        413: f"more than {limits.max_images} images or {limits.max_bytes:,} bytes",
+        415: "a compressed body, or a form that is not in UTF-8",
+        422: "an invalid option, no image, or an unreadable one: `pictures` lists which, and why",
+        429: f"more than {limits.max_waiting} images or too many large requests: retry after Retry-After seconds",
+        500: "a failure of the service, or probabilities that are not finite numbers: `pictures` lists the images",
+        503: f"no answer within {limits.seconds:g} s",
+    }
+
+
+def _token_check(token: str) -> Callable[[HTTPAuthorizationCredentials | None], None]:
+    """Return the dependency of routes that need a token."""
+
+    def check(sent: _Credentials) -> None:
+        word = "" if sent is None else sent.credentials.strip()
+        if not hmac.compare_digest(word.encode(), token.encode()):
+            raise HTTPException(
+                401,
+                "a token is needed: send the header Authorization: Bearer TOKEN",
+                {"WWW-Authenticate": "Bearer"},
+            )
+
+    return check
 
 
 def _thresholds(p: Predictor) -> dict[str, Any]:
@@ -89,56 +199,3 @@ def _thresholds(p: Predictor) -> dict[str, Any]:
         return {"threshold": None}
     label = p.class_names[calibration.aim.positive]
     return {"threshold": {"label": label, "at_least": calibration.thresholds[0]}}
-
-
-def make_app(
-    service: Service, token: str | None, host: str, logged_model: str | None = None
-) -> Starlette:
-    """Return the ASGI application.
-
-    Args:
-        service: The service that answers prediction requests.
-        token: The token that requests must send; None for no token.
-        host: The host name or address that the server listens on.
-        logged_model: Fingerprint of the checkpoint, to log requests with; None for no log.
-    """
-    pages = Pages(service, token is not None)
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        service.close()
-
-    routes = [
-        Route("/", pages.page),
-        Route("/openapi.json", pages.openapi),
-        Route("/predict", service.predict, methods=["POST"]),
-        Route("/model", pages.about),
-        Route("/healthz", pages.healthz),
-        Route("/readyz", pages.readyz),
-        Route("/metrics", pages.prometheus),
-    ]
-
-    def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        paths = " ".join(route.path for route in routes)
-        messages = {
-            404: f"there is no route {shown(request.url.path)[:80]!r}; the routes are {paths}",
-            405: f"{request.url.path} does not take {request.method}: /predict takes POST, the others GET",
-        }
-        message = messages.get(error.status_code, error.detail)
-        return Refused(error.status_code, message, headers=dict(error.headers or {})).response()
-
-    def internal_error(request: Request, error: Exception) -> Response:
-        return Refused(500, "the service failed: see its log").response()
-
-    check = service_check(token, host)
-    middleware = [Middleware(Guard, check=check, seconds=service.limits.seconds)]
-    if logged_model is not None:
-        middleware.insert(0, Middleware(AccessLog, model=logged_model))
-    return Starlette(
-        routes=routes,
-        middleware=middleware,
-        exception_handlers={HTTPException: http_error, Exception: internal_error},
-        lifespan=lifespan,
-    )

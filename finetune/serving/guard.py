@@ -1,25 +1,25 @@
-"""Authorization of requests: by a token, or without one by the Host header."""
+"""What a client may send: the sizes of headers and bodies, and the names in the Host header."""
 
-import hmac
+import asyncio
+import contextlib
 import ipaddress
-from collections.abc import Callable
 
+from fastapi import HTTPException
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from finetune.serving.refusal import Refused, drain
-from finetune.system.messages import shown
+from finetune.serving.errors import busy, error_response, quoted
 
 MAX_HEADER_BYTES = 2**14  # of a request: its address, and the names and values of its headers
-# These paths need no token: they reveal nothing about the model.
-OPEN_PATHS = {"/", "/openapi.json", "/healthz", "/readyz"}
+_BODIES_HELD = 16  # of the largest size that fit into the memory for all requests
+_MAX_DRAINED_BYTES = 2**26
+_TOO_SLOW = 408
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
-Check = Callable[[str, str, Headers], Refused | None]
 
 
 def is_loopback(host: str) -> bool:
@@ -31,94 +31,109 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Middleware that refuses requests, and adds headers to all responses.
+    """Middleware that limits requests, and adds headers to all responses.
+
+    A body is counted while it arrives, whatever its headers say. If a request is refused before all of its body has
+    arrived, the rest is read and discarded first: a client that is sending would not see the response.
 
     Args:
         app: The application behind the guard.
-        check: Returns why a request is refused, by its method, path and headers; None if it is not.
+        max_bytes: Bytes of a body.
         seconds: Time in which a refused request may send the rest of its body.
+        is_local: Whether only loopback names are accepted in the Host header. This prevents DNS rebinding: a web page
+            could point its own name at 127.0.0.1 and read the responses.
+        hint: What to do if other names are needed.
+
+    Attributes:
+        num_bytes: Bytes of all bodies in memory.
     """
 
-    def __init__(self, app: ASGIApp, check: Check, seconds: float) -> None:
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, seconds: float, is_local: bool, hint: str = ""
+    ) -> None:
         self.app = app
-        self.check = check
+        self.max_bytes = max_bytes
         self.seconds = seconds
+        self.is_local = is_local
+        self.hint = hint
+        self.num_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        num_bytes = 0
+        has_arrived = False
 
-        async def send_with_headers(message: Message) -> None:
+        async def receive_limited() -> Message:
+            nonlocal num_bytes, has_arrived
+            message = await receive()
+            has_arrived = not message.get("more_body", False)
+            num_bytes += len(message.get("body", b""))
+            self.num_bytes += len(message.get("body", b""))
+            if num_bytes > self.max_bytes:
+                raise self._too_large()
+            if self.num_bytes > _BODIES_HELD * self.max_bytes:
+                raise busy(429, "too many large requests are being sent", 1.0)
+            return message
+
+        async def send_last(message: Message) -> None:
             if message["type"] == "http.response.start":
+                if not has_arrived and message["status"] != _TOO_SLOW:
+                    await _drain(receive, self.seconds)
                 message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
-        if _header_bytes(scope) > MAX_HEADER_BYTES:
-            refused: Refused | None = _headers_too_large()
-        else:
-            refused = self.check(scope["method"], scope["path"], Headers(scope=scope))
-        if refused is None:
-            return await self.app(scope, receive, send_with_headers)
-        await drain(receive, self.seconds)
-        await refused.response()(scope, receive, send_with_headers)
+        try:
+            self._check(scope)
+        except HTTPException as error:
+            response = error_response(error.status_code, error.detail)
+            return await response(scope, receive, send_last)
+        try:
+            await self.app(scope, receive_limited, send_last)
+        finally:
+            self.num_bytes -= num_bytes
 
+    def _check(self, scope: Scope) -> None:
+        """Check the headers of a request.
 
-def _header_bytes(scope: Scope) -> int:
-    """Return the size of a request's address and headers, without separators."""
-    address = len(scope.get("raw_path") or b"") + len(scope["query_string"])
-    return address + sum(len(name) + len(value) for name, value in scope["headers"])
-
-
-def _headers_too_large() -> Refused:
-    return Refused(
-        431, f"the address and the headers of a request have more than {MAX_HEADER_BYTES:,} bytes"
-    )
-
-
-def service_check(token: str | None, host: str) -> Check:
-    """Return the check of a service.
-
-    A service without a token that listens on the loopback only accepts only loopback names in the Host
-    header. This prevents DNS rebinding: a web page could point its own name at 127.0.0.1 and read the
-    responses.
-
-    Args:
-        token: The token that requests must send; None for no token.
-        host: The host name or address that the service listens on.
-    """
-    is_local = is_loopback(host)
-
-    def check(method: str, path: str, headers: Headers) -> Refused | None:
-        if token is not None:
-            is_authorized = path in OPEN_PATHS or _has_token(headers, token)
-            return None if is_authorized else _token_needed()
-        name = host_name(headers.get("host", ""))
-        if is_local and not is_loopback(name):
-            return Refused(
-                403,
-                f"this service answers to localhost, not to {shown(name)!r}: --token lets others ask",
+        Raises:
+            HTTPException: They are too large, announce a body that is, or name another host.
+        """
+        address = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+        fields = sum(len(name) + len(value) for name, value in scope["headers"])
+        if address + fields > MAX_HEADER_BYTES:
+            raise HTTPException(
+                431,
+                f"the address and the headers of a request have more than {MAX_HEADER_BYTES:,} bytes",
             )
-        return None
+        headers = Headers(scope=scope)
+        name = _host_name(headers.get("host", ""))
+        if self.is_local and not is_loopback(name):
+            raise HTTPException(
+                403, f"this server answers to localhost, not to {quoted(name)}{self.hint}"
+            )
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self.max_bytes:
+            raise self._too_large()
 
-    return check
-
-
-def _has_token(headers: Headers, token: str) -> bool:
-    scheme, _, sent = headers.get("authorization", "").partition(" ")
-    is_equal = hmac.compare_digest(sent.strip().encode(), token.encode())
-    return is_equal and scheme.lower() == "bearer"
-
-
-def _token_needed() -> Refused:
-    return Refused(
-        401,
-        "a token is needed: send the header Authorization: Bearer TOKEN",
-        headers={"WWW-Authenticate": "Bearer"},
-    )
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"the body of a request has at most {self.max_bytes:,} bytes")
 
 
-def host_name(host: str) -> str:
+def _host_name(host: str) -> str:
     """Return the name in a Host header, without the port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
+
+
+async def _drain(receive: Receive, seconds: float) -> None:
+    """Read and discard the rest of a request's body, for at most `seconds`."""
+    num_bytes = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while num_bytes < _MAX_DRAINED_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if not message.get("more_body", False):  # or the client has left
+                    return

@@ -2,16 +2,15 @@
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from fastapi import HTTPException, Query, Request
+from starlette.requests import ClientDisconnect
 
 from finetune.data.decode import DecodeError, decode
 from finetune.inference.class_activation import why_not_shown
@@ -19,48 +18,23 @@ from finetune.inference.image_viewer import overlay_heat_map
 from finetune.inference.predictor import Predictor
 from finetune.runs.prediction_rows import DIGITS
 from finetune.serving.batcher import Batcher
-from finetune.serving.openapi import IMAGES, PREDICTIONS, Operation, described
-from finetune.serving.refusal import Refused, drain, too_late
-from finetune.serving.response_types import FailedImage, LabelsPrediction, Prediction
+from finetune.serving.errors import busy
+from finetune.serving.schemas import (
+    Error,
+    FailedImage,
+    LabelsPrediction,
+    Prediction,
+    PredictOptions,
+)
 from finetune.serving.service_metrics import ServiceMetrics
-from finetune.serving.uploads import Body, Capacity, Limits, Upload
+from finetune.serving.uploads import Capacity, Limits, Upload, read_uploads
 from finetune.system.html_page import thumbnail
 from finetune.system.machine import num_cores
-from finetune.system.messages import did_you_mean, shown
 from finetune.training.calibration import NotFinite
 
 log = logging.getLogger(__name__)
 AnyPrediction = Prediction | LabelsPrediction
-
-
-class RequestOptions(NamedTuple):
-    """The options in the query of a request, each with its text in the OpenAPI description."""
-
-    top_k: Annotated[
-        int | None, "the number of most probable classes to return", {"minimum": 1}
-    ] = None
-    looked_at: Annotated[bool, "return a heat map of the predicted class"] = False
-
-
-_DESCRIPTION = Operation(
-    summary="Classify images",
-    description="One image as the body, or several as files of a multipart form: "
-    "JPEG, PNG, WebP, BMP, TIFF or GIF of at most {limits.max_pixels:,} pixels.",
-    options=RequestOptions,
-    body=IMAGES,
-    answer=PREDICTIONS,
-    text="one for each image, in the order of the request",
-    errors={
-        400: "an unreadable option or form",
-        408: "the request took longer than {limits.seconds:g} s to arrive",
-        413: "more than {limits.max_images} images or {limits.max_bytes:,} bytes",
-        415: "a compressed body, or JSON, base64 or another text where the bytes of an image are expected",
-        422: "no image, or an unreadable one: `pictures` lists which, and why",
-        429: "more than {limits.max_waiting} images or too many large requests: retry after Retry-After seconds",
-        500: "a failure of the service, or probabilities that are not finite numbers: `pictures` lists the images",
-        503: "no answer within {limits.seconds:g} s, or too many connections",
-    },
-)
+Answer = dict[str, list[AnyPrediction]]  # as `Predictions`
 
 
 class Service:
@@ -75,11 +49,16 @@ class Service:
     def __init__(self, predictor: Predictor, limits: Limits, max_batch: int) -> None:
         self.predictor = predictor
         self.limits = limits
-        self.capacity = Capacity(limits)
+        self.capacity = Capacity(limits.max_waiting)
         self.metrics = ServiceMetrics(predictor.class_names, lambda: self.capacity.waiting)
         self.batcher = Batcher(self._classify, max_batch, self.metrics.count_batch)
         self.decoders = ThreadPoolExecutor(num_cores(), thread_name_prefix="decoder")
         self.is_stopping = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests."""
+        return not self.is_stopping and self.capacity.waiting < self.limits.max_waiting
 
     def stop(self) -> None:
         """Report `not ready` from now on. Requests are still answered."""
@@ -90,72 +69,33 @@ class Service:
         self.decoders.shutdown(cancel_futures=True)
         self.batcher.close()
 
-    @described(_DESCRIPTION)
-    async def predict(self, request: Request) -> Response:
-        """Return the response to a prediction request."""
-        start = time.perf_counter()
-        status = 500
-        try:
-            response = await self._answer(request)
-            status = response.status_code
-        finally:
-            seconds = time.perf_counter() - start
-            self.metrics.count_request(status, seconds)
-        return response
-
-    async def _answer(self, request: Request) -> Response:
-        """Return the response to a prediction request, also if it is refused, late or abandoned."""
-        body = Body(request, self.capacity)
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                self.capacity.check()
-                options = self._options(request)
-                uploads = await body.uploads()
-                with self.capacity.waiting_images(len(uploads)):
-                    work = self._predict_uploads(uploads, options)
-                    predictions = await _cancel_on_disconnect(request, work)
-                    return JSONResponse({"predictions": predictions})
-        except TimeoutError:
-            seconds = f"{self.limits.seconds:g} s"
-            if not body.has_arrived:
-                return Refused(408, f"the request took longer than {seconds} to arrive").response()
-            message = f"there was no answer within {seconds}"
-            return too_late(message, self.capacity.wait_seconds).response()
-        except Refused as refused:
-            if not body.has_arrived:
-                await drain(request.receive, self.limits.seconds)
-            return refused.response()
-        except ClientDisconnect:
-            # The client does not receive this response, but the metrics count its status.
-            return Response(status_code=499)
-        finally:
-            body.release()
-
-    def _options(self, request: Request) -> RequestOptions:
-        """Return the options in the query of a request.
+    async def predict(
+        self, request: Request, options: Annotated[PredictOptions, Query()]
+    ) -> Answer:
+        """Return the predictions for the images of a request.
 
         Raises:
-            Refused: An option does not exist or has an invalid value.
+            HTTPException: The request is refused, or late.
+            ClientDisconnect: The client has disconnected.
         """
-        query = request.query_params
-        names = self.predictor.class_names
-        for name in query:
-            if name not in RequestOptions._fields:
-                hint = did_you_mean(name, RequestOptions._fields)
-                raise Refused(400, f"there is no option {shown(name)[:80]!r}{hint}")
-        top_k = query.get("top_k")
-        looked_at = query.get("looked_at", "false").lower()
-        if top_k is not None and not (
-            re.fullmatch(r"[0-9]{1,9}", top_k) and 1 <= int(top_k) <= len(names)
-        ):
-            raise Refused(400, f"top_k must be from 1 to {len(names)}, the number of classes")
-        if looked_at not in ("true", "1", "false", "0"):
-            raise Refused(400, "looked_at is true or false")
-        return RequestOptions(None if top_k is None else int(top_k), looked_at in ("true", "1"))
+        deadline = asyncio.get_running_loop().time() + self.limits.seconds
+        self.capacity.check()
+        try:
+            async with asyncio.timeout_at(deadline):
+                uploads = await read_uploads(request, self.limits.max_images)
+        except TimeoutError as error:
+            message = f"the request took longer than {self.limits.seconds:g} s to arrive"
+            raise HTTPException(408, message) from error
+        with self.capacity.waiting_images(len(uploads)):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    work = self._predict_uploads(uploads, options)
+                    return await _cancel_on_disconnect(request, work)
+            except TimeoutError as error:
+                message = f"there was no answer within {self.limits.seconds:g} s"
+                raise busy(503, message, self.capacity.wait_seconds) from error
 
-    async def _predict_uploads(
-        self, uploads: Sequence[Upload], options: RequestOptions
-    ) -> list[AnyPrediction]:
+    async def _predict_uploads(self, uploads: Sequence[Upload], options: PredictOptions) -> Answer:
         images = await self._decode(uploads)
         probabilities = await self.batcher(images)
         self._check(uploads, probabilities)
@@ -163,20 +103,20 @@ class Service:
         names = self.predictor.class_names
         self.metrics.count_predictions([names[k] for classes in predicted for k in classes])
         predictions = [
-            self._prediction(upload, row, classes, options)
+            self._prediction(upload, row, classes, options.top_k)
             for upload, row, classes in zip(uploads, probabilities, predicted, strict=True)
         ]
         if options.looked_at:
             for prediction, image, classes in zip(predictions, images, predicted, strict=True):
                 maps = await self._heat_maps(image, classes)
-                prediction["looked_at"] = maps  # type: ignore[arg-type] # its kind has it so
-        return predictions
+                prediction.looked_at = maps
+        return {"predictions": predictions}
 
     async def _decode(self, uploads: Sequence[Upload]) -> list[np.ndarray]:
         """Return uploads as prepared images, (h, w, 3) uint8 each.
 
         Raises:
-            Refused: Some uploads are not images.
+            HTTPException: Some uploads are not images.
         """
         loop = asyncio.get_running_loop()
         pending = list(uploads)
@@ -193,13 +133,13 @@ class Service:
         failed: list[FailedImage] = []
         for i, result in enumerate(results):
             if isinstance(result, DecodeError):
-                failed.append({"index": i, "name": uploads[i].name, "error": str(result)})
+                failed.append(FailedImage(index=i, name=uploads[i].name, error=str(result)))
             elif isinstance(result, BaseException):
                 raise result
             else:
                 images.append(result)
         if failed:
-            raise Refused(422, str(failed[0]["error"]), failed)
+            raise _failure(422, failed)
         return images
 
     def _predicted_classes(self, decided: np.ndarray) -> list[list[int]]:
@@ -212,7 +152,7 @@ class Service:
         """Reject a request if some probabilities are not finite: JSON has no NaN.
 
         Raises:
-            Refused: Some probabilities are not finite.
+            HTTPException: Some probabilities are not finite.
         """
         try:
             self.predictor.check(
@@ -220,25 +160,21 @@ class Service:
             )
         except NotFinite as error:
             log.error("%s", error)
-            message = (
-                f"{Path(self.predictor.path).name} gives probabilities that are not finite numbers"
-            )
-            rows = np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist()
-            failed: list[FailedImage] = [
-                {"index": i, "name": uploads[i].name, "error": f"{_name(uploads[i], i)}: {message}"}
-                for i in rows
+            name = Path(self.predictor.path).name
+            message = f"{name} gives probabilities that are not finite numbers"
+            failed = [
+                FailedImage(
+                    index=i, name=uploads[i].name, error=f"{_name(uploads[i], i)}: {message}"
+                )
+                for i in np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist()
             ]
-            raise Refused(500, str(failed[0]["error"]), failed) from error
+            raise _failure(500, failed) from error
 
     def _prediction(
-        self,
-        upload: Upload,
-        probabilities: np.ndarray,
-        predicted: list[int],
-        options: RequestOptions,
+        self, upload: Upload, probabilities: np.ndarray, predicted: list[int], top_k: int | None
     ) -> AnyPrediction:
         """Return the answer for an image, from the probability of each class (K,) and the predicted ones."""
-        order = (-probabilities).argsort(kind="stable")[: options.top_k]
+        order = (-probabilities).argsort(kind="stable")[:top_k]
         names = self.predictor.class_names
         of_classes = {names[k]: round(float(probabilities[k]), DIGITS) for k in order}
         calibration = self.predictor.calibration
@@ -292,13 +228,16 @@ class Service:
         return thumbnail(overlay_heat_map(image, maps[0]), max(image.shape))
 
 
+def _failure(status: int, failed: list[FailedImage]) -> HTTPException:
+    """Return the error of a request some of whose images failed."""
+    return HTTPException(status, Error(error=failed[0].error, pictures=failed))
+
+
 def _name(upload: Upload, index: int) -> str:
     return upload.name or f"image {index}"
 
 
-async def _cancel_on_disconnect(
-    request: Request, work: Coroutine[Any, Any, list[AnyPrediction]]
-) -> list[AnyPrediction]:
+async def _cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
     """Return the result of a coroutine, which is cancelled if the client disconnects first.
 
     Raises:

@@ -24,7 +24,7 @@ class ServiceMetrics:
         ProcessCollector(registry=registry)
         self._requests = Counter(
             "finetune_requests",
-            "Accepted requests to /predict, by the status of their answer.",
+            "Requests to /predict, by the status of their answer.",
             ["status"],
             registry=registry,
         )

@@ -28,9 +28,10 @@ def test_the_description_is_valid_and_has_the_fields_of_answers(clients, kind):
     description = client.get("/openapi.json").json()
     validate(description)
     schemas = description["components"]["schemas"]
+    prediction = schemas["Prediction" if kind == "single" else "LabelsPrediction"]
     answer = client.post("/predict?looked_at=true", content=image_bytes()).json()
-    assert answer["predictions"][0].keys() == schemas["Prediction"]["properties"].keys()
-    assert {*schemas["Prediction"]["required"]} == answer["predictions"][0].keys() - {"looked_at"}
+    assert answer["predictions"][0].keys() == prediction["properties"].keys()
+    assert {*prediction["required"]} == answer["predictions"][0].keys() - {"looked_at"}
     error = client.post("/predict", content=b"text").json()
     assert error.keys() == schemas["Error"]["properties"].keys()
 
@@ -39,20 +40,17 @@ def test_every_address_for_programs_is_described_and_is_there(clients):
     client = clients["single"]
     paths = client.get("/openapi.json").json()["paths"]
     described = {(path, method) for path, methods in paths.items() for method in methods}
-    routes = {
-        (route.path, method.lower())
-        for route in client.app.routes
-        for method in route.methods - {"HEAD"}
+    assert described == {
+        ("/predict", "post"),
+        *((f"/{name}", "get") for name in ("model", "healthz", "readyz", "metrics")),
     }
-    assert routes - described == {("/", "get"), ("/openapi.json", "get")} and described <= routes
+    for path, method in described:
+        assert client.request(method, path).status_code != 404
 
 
 def test_the_description_of_predict_is_made_of_options_and_limits(clients):
     predict = clients["single"].get("/openapi.json").json()["paths"]["/predict"]["post"]
-    assert [(p["name"], p["schema"]) for p in predict["parameters"]] == [
-        ("top_k", {"type": "integer", "minimum": 1}),
-        ("looked_at", {"type": "boolean", "default": False}),
-    ]
+    assert [p["name"] for p in predict["parameters"]] == ["top_k", "looked_at"]
     assert all(p["description"] for p in predict["parameters"])
     assert "10,000 pixels" in predict["description"]
     assert "4 images or 200,000 bytes" in predict["responses"]["413"]["description"]

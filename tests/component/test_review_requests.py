@@ -42,18 +42,21 @@ def shared_client(folder):
 
 
 HOSTILE = {
-    "no token": ("GET", "http://127.0.0.1:8000/", {}, 403),
+    "no token": ("GET", "http://127.0.0.1:8000/", {}, 404),
     "a token that is not ASCII": ("GET", "http://127.0.0.1:8000/w%C3%B6rd/", {}, 403),
     "another token": ("GET", "http://127.0.0.1:8000/wrod/", {}, 403),
     "another host": ("GET", f"http://127.0.0.1:8000/{TOKEN}/", {"Host": "evil.example"}, 403),
     "no host": ("GET", f"http://127.0.0.1:8000/{TOKEN}/", {"Host": ""}, 403),
     "another origin": ("POST", "decide", {"Origin": "http://evil.example"}, 403),
-    "a form": ("POST", "decide", {"Content-Type": "text/plain"}, 415),
+    "a form": ("POST", "decide", {"Content-Type": "text/plain"}, 422),
+    "no type": ("POST", "decide", {"Content-Type": ""}, 422),
     "another method": ("PUT", "decide", {}, 405),
     "no such path": ("GET", "etc/passwd", {}, 404),
     "a path for an image": ("GET", "image/..%2f..%2fetc%2fpasswd/large", {}, 404),
     "an index out of range": ("GET", "image/60/large", {}, 404),
     "a huge index": ("GET", f"image/{10**30}/large", {}, 404),
+    "an index of many digits": ("GET", f"item/{'9' * 5000}", {}, 422),
+    "another size": ("GET", "image/0/huge", {}, 422),
 }
 
 
@@ -69,13 +72,13 @@ def test_hostile_requests_are_refused_in_one_line_and_change_nothing(shared_clie
 
 
 BODIES = {
-    b"": 400,
-    b"{" * 2000: 400,
+    b"": 422,
+    b"{" * 2000: 422,
     b"[" * 4000: 400,
     b" " * 70_000: 413,
-    json.dumps({**DECISION, "path": "x"}).encode(): 400,
-    json.dumps({**DECISION, "index": True}).encode(): 400,
-    json.dumps({**DECISION, "action": "delete"}).encode(): 400,
+    json.dumps({**DECISION, "path": "x"}).encode(): 422,
+    json.dumps({**DECISION, "index": True}).encode(): 422,
+    json.dumps({**DECISION, "action": "delete"}).encode(): 422,
     json.dumps({**DECISION, "index": 10**30}).encode(): 404,
     json.dumps({**DECISION, "action": "change", "labels": [3]}).encode(): 404,
     json.dumps({**DECISION, "line": 7}).encode(): 409,

@@ -149,4 +149,4 @@ def test_review_saves_each_good_decision_among_hostile_ones(colours, tmp_path, t
     assert wrong == []
     file = tmp_path / "corrections.csv"
     assert len(parse_corrections(file.read_bytes(), file)) == num_saved
-    assert statuses[400] and statuses[403]
+    assert statuses[422] and statuses[403]

@@ -142,7 +142,7 @@ def test_the_service_says_the_same(checkpoint, expected, monkeypatch):
         model = client.get("/model").json()
         assert model["label_kind"] == "several"
         assert model["thresholds"] == dict(zip(LABELS, THRESHOLDS, strict=True))
-        api = client.get("/openapi.json").json()["components"]["schemas"]["Prediction"]
+        api = client.get("/openapi.json").json()["components"]["schemas"]["LabelsPrediction"]
         for path, (p, labels) in expected.items():
             answer = client.post("/predict?looked_at=true", content=Path(path).read_bytes())
             (prediction,) = answer.json()["predictions"]

@@ -73,7 +73,7 @@ def test_review_saves_and_ends_at_ctrl_c(colours, fitted_runs, tmp_path):
         with pytest.raises(urllib.error.HTTPError, match="413"):  # and no broken connection
             review.ask("decide", b"x" * 10_000_000)
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(review.origin + "/", timeout=30)
+            urllib.request.urlopen(review.origin + "/word/", timeout=30)
         review.process.send_signal(signal.SIGINT)
         assert review.process.wait(30) == 0
     assert "--data.corrections c.csv" in review.process.stdout
