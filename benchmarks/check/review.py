@@ -57,9 +57,8 @@ def changed_labels(labels: np.ndarray, names: list[str], seed: int) -> Any:
 
 @cache
 def network_of(network: str, weights: str) -> Any:
-    from finetune.features.image_features import Features
+    from finetune.features.image_features import FeatureNetwork, Features
     from finetune.models.timm_backbones import describe
-    from finetune.review.ranking_job import Network
 
     preparation: dict[str, Any] = {"image_size": SIZES[network]}
     backbone = "resnet18"
@@ -68,7 +67,7 @@ def network_of(network: str, weights: str) -> Any:
         about = describe(backbone, weights)
         names = ("resize", "interpolation", "crop_share")
         preparation |= {name: getattr(about, name) for name in names}
-    return Network(Features(backbone, weights, SIZES[network]), preparation)
+    return FeatureNetwork(network, Features(backbone, weights, SIZES[network]), preparation)
 
 
 @cache

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from finetune.data.checking.checks import (
     file_findings,
     scan_findings,
 )
-from finetune.data.checking.duplicates import is_blank, near_duplicates
+from finetune.data.checking.duplicates import find_copies, is_blank
 from finetune.data.checking.findings import (
     Finding,
     duplicate_findings,
@@ -30,7 +30,6 @@ from finetune.data.corrected_samples import correct
 from finetune.data.corrections import read_corrections
 from finetune.data.data_set import DataSet
 from finetune.data.datasets.scan import scan
-from finetune.data.file_facts import UNKNOWN, equal_files
 from finetune.data.listing import ScanOptions
 from finetune.data.tables.table_columns import parse_columns
 from finetune.reports.check_page import write_json, write_lists, write_page
@@ -41,15 +40,7 @@ from finetune.system.messages import WrongUsage, as_wrong_usage, counted, reason
 from finetune.system.progress import track
 
 if TYPE_CHECKING:
-    from finetune.features.image_features import Features
-
-
-class LabelNetwork(NamedTuple):
-    """The network that computes features for the check."""
-
-    name: str
-    features: "Features"
-    preparation: dict[str, Any]  # as `image_features` takes it
+    from finetune.features.image_features import FeatureNetwork
 
 
 def check(options: CheckSettings) -> None:
@@ -154,7 +145,7 @@ def _print_lists(folder: str, findings: list[Finding]) -> None:
 
 def label_network(
     weights: str | None, backbone: str, image_size: int, ckpt_path: str | None
-) -> LabelNetwork | None:
+) -> "FeatureNetwork | None":
     """Return the network for features, and how images are prepared for it; None without weights.
 
     Args:
@@ -186,7 +177,7 @@ def label_network(
     openmp.sleep_at_once()
     import torch  # takes seconds
 
-    from finetune.features.image_features import Features
+    from finetune.features.image_features import FeatureNetwork, Features
     from finetune.models.timm_backbones import describe, folder_of, is_timm
 
     if is_timm(backbone) and ckpt_path is None:
@@ -212,20 +203,17 @@ def label_network(
         raise WrongUsage(
             f"{backbone} does not support images of {size} pixels ({reason(error)}){hint}"
         ) from error
-    return LabelNetwork(
+    return FeatureNetwork(
         f"{backbone} of {weights} at {image_size} pixels",
         features,
         {"image_size": image_size, **preparation},
     )
 
 
-def _findings(data: DataSet, facts: Facts, network: LabelNetwork | None) -> Iterator[Finding]:
+def _findings(data: DataSet, facts: Facts, network: "FeatureNetwork | None") -> Iterator[Finding]:
     """Yield all findings, those that need a network only if there is one."""
-    shows_something = facts.is_readable & ~is_blank(facts)
-    exact = equal_files(np.where(shows_something, facts.digests, UNKNOWN))
-    copies = [i for members in exact for i in members[1:]]
-    chosen = np.setdiff1d(np.flatnonzero(shows_something), copies)
-    near = near_duplicates(facts, chosen)
+    copies = find_copies(facts)
+    chosen = copies.distinct
     if network is not None and len(chosen):
         from finetune.features.image_features import image_features
         from finetune.features.label_errors import label_findings
@@ -233,14 +221,14 @@ def _findings(data: DataSet, facts: Facts, network: LabelNetwork | None) -> Iter
         paths = [data.paths[int(i)] for i in chosen]
         parts = image_features(network.features, paths, network.preparation)
         features = np.stack(list(track(parts, len(paths), "computing features")))
-        yield from label_findings(data, chosen, features.astype(np.float64), near)
-    yield from duplicate_findings(data, exact, near)
+        yield from label_findings(data, chosen, features.astype(np.float64), copies.near)
+    yield from duplicate_findings(data, copies.exact, copies.near)
     yield from file_findings(facts)
     yield from scan_findings(data)
     if data.label_kind == "several":
         return
     yield from class_findings(data)
-    seen = np.flatnonzero(shows_something)
+    seen = np.flatnonzero(facts.is_readable & ~is_blank(facts))
     yield from series_findings(data, facts, seen)
     of_class = shortcuts(facts, seen, "class", data.set_of, data.class_names)
     of_split = shortcuts(facts, seen, "split", data.split_of, list(data.splits))

@@ -29,7 +29,6 @@ from finetune.system.messages import (
 
 if TYPE_CHECKING:
     from finetune.data.data_set import DataSet
-    from finetune.review.ranking_job import Network
     from finetune.runs.record import RunRecord
 
 _FILE = "corrections.csv"
@@ -64,6 +63,7 @@ def review(options: ReviewSettings) -> None:
     except ImportError as error:
         raise ValueError(f"finetune review needs {error.name}: {install('serve')}") from error
     with listen("127.0.0.1", options.port) as listener:
+        from finetune.commands.check import label_network
         from finetune.review.ranking_job import RankingJob
         from finetune.review.review_app import make_review_app
         from finetune.review.review_images import list_images
@@ -79,7 +79,8 @@ def review(options: ReviewSettings) -> None:
             ckpt_path = checkpoint_of(place_of_run)[0]
         elif weights is None and _is_cached(_BACKBONE):
             weights = "DEFAULT"
-        network = _network(weights, ckpt_path)
+        with as_wrong_usage("--weights"):
+            network = label_network(weights, _BACKBONE, _IMAGE_SIZE, ckpt_path)
         session = ReviewSession(images, file, _user(), mistakes)
         job = RankingJob(
             data=images,
@@ -169,16 +170,6 @@ def _folder_of_run(run: str) -> str:
     if not place:
         raise WrongUsage(f"{run!r} is not the folder of a run")
     return place
-
-
-def _network(weights: str | None, ckpt_path: str | None) -> "Network | None":
-    """Return the network for features, with weights for a ResNet-18 or that of a checkpoint; None without either."""
-    from finetune.commands.check import label_network
-    from finetune.review.ranking_job import Network
-
-    with as_wrong_usage("--weights"):
-        network = label_network(weights, _BACKBONE, _IMAGE_SIZE, ckpt_path)
-    return network and Network(network.features, network.preparation)
 
 
 def _mistakes(images: "DataSet", place: str) -> dict[int, tuple[str, float]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +46,20 @@ class Features(nn.Module):
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
         return self.model(images).flatten(1)
+
+
+class FeatureNetwork(NamedTuple):
+    """A network for features outside of training.
+
+    Attributes:
+        name: The network in words.
+        features: The network.
+        preparation: How images are prepared, as `image_features` takes it.
+    """
+
+    name: str
+    features: Features
+    preparation: Mapping[str, Any]
 
 
 def image_features(

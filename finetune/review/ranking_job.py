@@ -5,18 +5,17 @@ again, with these labels (`RankingJob.rank`).
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.data.checking.duplicates import connected, is_blank, near_duplicates
+from finetune.data.checking.duplicates import connected, find_copies
 from finetune.data.checking.image_facts import collect_facts, inspect_images
 from finetune.data.data_set import DataSet
-from finetune.data.file_facts import UNKNOWN, equal_files
-from finetune.features.image_features import Features, image_features
+from finetune.features.image_features import FeatureNetwork, image_features
 from finetune.features.label_errors import (
     fold_groups,
     learnable_classes,
@@ -28,18 +27,6 @@ from finetune.review.doubts import Evidence
 from finetune.system.messages import reason
 
 _T = TypeVar("_T")
-
-
-class Network(NamedTuple):
-    """The network that computes features.
-
-    Attributes:
-        features: The network.
-        preparation: How images are prepared, as `image_features` takes it.
-    """
-
-    features: Features
-    preparation: Mapping[str, Any]
 
 
 class LabelsNow(NamedTuple):
@@ -59,19 +46,6 @@ class LabelsNow(NamedTuple):
         return is_same and np.array_equal(self.is_kept, other.is_kept)
 
 
-class Ranked(NamedTuple):
-    """The result of a ranking.
-
-    Attributes:
-        evidence: What is known about the labels, without the mistakes of a run.
-        features: Features of each image with a mean of 0 and a norm of 1, (N, D); zeros for an image without. None
-            without a network.
-    """
-
-    evidence: Evidence
-    features: NDArray[np.float32] | None
-
-
 @dataclass(frozen=True)
 class ImageFacts:
     """What is computed from the pixels of N images. It does not depend on their labels.
@@ -79,9 +53,9 @@ class ImageFacts:
     Attributes:
         copies: Pairs of images that show the same photograph.
         errors: Why an image cannot be decoded.
-        measured: Indices of the images that have features, (M,).
+        measured: Indices of the images that have features, ascending, (M,).
         coordinates: Features of these images along their principal axes, (M, R); None without a network.
-        features: As in `Ranked`.
+        features: Their features with a mean of 0 and a norm of 1, (M, D); None without a network.
     """
 
     copies: list[tuple[int, int]]
@@ -115,8 +89,8 @@ class RankingJob(threading.Thread):
         self,
         data: DataSet,
         labels_now: Callable[[], LabelsNow],
-        network: Network | None,
-        on_ready: Callable[[Ranked], None],
+        network: FeatureNetwork | None,
+        on_ready: Callable[[Evidence, ImageFacts], None],
         outdated: threading.Event,
     ) -> None:
         super().__init__(daemon=True)
@@ -151,7 +125,7 @@ class RankingJob(threading.Thread):
                 self.facts = self.inspect()
             now = self.labels_now()
             if self._ranked_by is None or not now.equals(self._ranked_by):
-                self.on_ready(self._ranked(self.facts, now))
+                self.on_ready(self._evidence(self.facts, now), self.facts)
                 self._ranked_by = now
         except _Stopped:
             return
@@ -174,14 +148,10 @@ class RankingJob(threading.Thread):
     def inspect(self) -> ImageFacts:
         """Read all images: find copies and unreadable files, and compute features if there is a network."""
         paths = self.data.paths
-        num = len(paths)
         is_kept = self.labels_now().is_kept
-        facts = collect_facts(self._counted(inspect_images(paths)), num)
-        shows_something = facts.is_readable & ~is_blank(facts) & is_kept
-        exact = equal_files(np.where(shows_something, facts.digests, UNKNOWN))
-        repeated = [copy for members in exact for copy in members[1:]]
-        measured = np.setdiff1d(np.flatnonzero(shows_something), repeated)
-        near = near_duplicates(facts, measured)
+        facts = collect_facts(self._counted(inspect_images(paths)), len(paths))
+        copies = find_copies(facts, is_kept)
+        measured = copies.distinct
         coordinates = unit = None
         if self.network is not None and len(measured) > 1:
             computed = self._counted(
@@ -192,27 +162,25 @@ class RankingJob(threading.Thread):
                 )
             )
             features = np.stack(list(computed))
-            unit = _unit(features, measured, num)
+            unit = _unit(features)
             coordinates = principal_coordinates(features.astype(np.float64))
-        copies = [(int(pair[0]), int(pair[1])) for pair in near]
-        copies += [(members[0], copy) for members in exact for copy in members[1:]]
+        pairs = [(int(pair.i), int(pair.j)) for pair in copies.near] + copies.repeated()
         errors = {
             index: facts.errors[index]
             for index in np.flatnonzero(~facts.is_readable & is_kept).tolist()
         }
-        return ImageFacts(copies, errors, measured, coordinates, unit)
+        return ImageFacts(pairs, errors, measured, coordinates, unit)
 
-    def _ranked(self, facts: ImageFacts, now: LabelsNow) -> Ranked:
+    def _evidence(self, facts: ImageFacts, now: LabelsNow) -> Evidence:
         """Return the evidence with these labels. Excluded images are no part of it."""
         sets = connected(facts.copies, len(self.data))
         remaining = [[i for i in members if now.is_kept[i]] for members in sets]
-        evidence = Evidence(
+        return Evidence(
             now.labels,
             self._probabilities(facts, now),
             copies=[members for members in remaining if len(members) > 1],
             errors={i: error for i, error in facts.errors.items() if now.is_kept[i]},
         )
-        return Ranked(evidence, facts.features)
 
     def _probabilities(self, facts: ImageFacts, now: LabelsNow) -> NDArray[np.float64] | None:
         """Return the out-of-fold probabilities of all images, (N, K).
@@ -243,12 +211,8 @@ class RankingJob(threading.Thread):
         return probabilities
 
 
-def _unit(
-    features: NDArray[np.float32], measured: NDArray[np.int64], num: int
-) -> NDArray[np.float32]:
-    """Return the features of all images for cosine similarity, (N, D); zeros for those that were not measured."""
+def _unit(features: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return features for cosine similarity, (M, D): with a mean of 0 and a norm of 1."""
     centred = features - features.mean(axis=0)
-    unit = np.zeros((num, features.shape[1]), np.float32)
     norms = np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)
-    unit[measured] = centred / norms
-    return unit
+    return np.asarray(centred / norms, np.float32)

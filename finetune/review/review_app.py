@@ -12,9 +12,10 @@ from fastapi.middleware import Middleware
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict
 
+from finetune.review.decisions import Action, Conflict
 from finetune.review.image_previews import webp_preview
 from finetune.review.ranking_job import RankingJob
-from finetune.review.review_session import Action, Conflict, ReviewSession
+from finetune.review.review_session import ReviewSession
 from finetune.serving.errors import ERROR_HANDLERS
 from finetune.serving.guard import Guard
 from finetune.system.html_page import render

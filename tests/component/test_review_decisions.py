@@ -39,7 +39,7 @@ def test_the_moved_images_come_first(wrong, begin):
 def test_the_decisions_of_a_review_are_corrections_and_a_later_fit_has_them(wrong, begin):
     session = begin(wrong)
     red = session.images.class_names.index("red")
-    i = session.index_of["blue/red_00.png"]
+    i = list(session.images.names()).index("blue/red_00.png")
     session.decide(i, "change", [red], 0)
     session.decide(0, "exclude", None, 0)
     session.decide(1, "right", None, 0)

@@ -2,13 +2,15 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from starlette.testclient import TestClient
 from torch import Tensor, nn
 
 from finetune.data.corrections import CorrectionsFile
-from finetune.review.ranking_job import Network, RankingJob
+from finetune.features.image_features import FeatureNetwork
+from finetune.review.ranking_job import RankingJob
 from finetune.review.review_app import make_review_app
 from finetune.review.review_images import list_images
 from finetune.review.review_session import ReviewSession
@@ -50,7 +52,8 @@ class MeanColours(nn.Module):
 
 def job_of(session: ReviewSession, has_network: bool = True) -> RankingJob:
     torch.manual_seed(0)
-    network = Network(MeanColours(), {"image_size": 28}) if has_network else None  # type: ignore[arg-type]
+    features: Any = MeanColours()
+    network = FeatureNetwork("", features, {"image_size": 28}) if has_network else None
     return RankingJob(
         data=session.images,
         labels_now=session.labels_now,

@@ -27,6 +27,7 @@ from scipy.sparse.csgraph import connected_components
 
 from finetune.data.checking.image_facts import Facts
 from finetune.data.checking.perceptual_hash import hashes, near_pairs, nearest
+from finetune.data.file_facts import UNKNOWN, equal_files
 from finetune.system.machine import num_cores
 from finetune.system.progress import track
 
@@ -65,6 +66,33 @@ class Pair(NamedTuple):
 def is_blank(facts: Facts) -> NDArray[np.bool_]:
     """Return which images are blank, (N,): of one colour, or nearly black. All channels are considered."""
     return facts.is_readable & ((facts.contrast < _FLAT) | (facts.brightest < _DARK))
+
+
+class Copies(NamedTuple):
+    """The copies among N images.
+
+    Attributes:
+        exact: Sets of images whose files are equal.
+        near: Pairs of other images that show the same photograph.
+        distinct: Indices of the images that show something, one of each set of equal files, ascending.
+    """
+
+    exact: list[list[int]]
+    near: list[Pair]
+    distinct: NDArray[np.int64]
+
+    def repeated(self) -> list[tuple[int, int]]:
+        """Return each further file of a set of equal files, paired with the first."""
+        return [(members[0], i) for members in self.exact for i in members[1:]]
+
+
+def find_copies(facts: Facts, is_kept: NDArray[np.bool_] | bool = True) -> Copies:
+    """Return the copies among the images that are readable, not blank and kept, (N,)."""
+    shows_something = facts.is_readable & ~is_blank(facts) & is_kept
+    exact = equal_files(np.where(shows_something, facts.digests, UNKNOWN))
+    repeated = [i for members in exact for i in members[1:]]
+    distinct = np.setdiff1d(np.flatnonzero(shows_something), repeated)
+    return Copies(exact, near_duplicates(facts, distinct), distinct)
 
 
 def near_duplicates(facts: Facts, chosen: NDArray[np.int64]) -> list[Pair]:
