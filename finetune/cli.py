@@ -168,7 +168,7 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
         print(f"finetune {__version__}")
     elif _is_decided(arguments):
         openmp.sleep_soon()
-        _import("finetune.fitting.command:run_decided")(arguments[2])
+        _import("finetune.fitting.fit:run_decided")(arguments[2])
     elif any(command in commands for commands in SECTIONS.values()):
         num_words = 2 if list(arguments[:2]) == ["runs", "rm"] else 1
         command = " ".join(arguments[:num_words])
@@ -182,23 +182,27 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
 def _run_command(command: str, arguments: Sequence[str], began: float) -> None:
     """Understand the options of a command, and call its function or print what they ask for."""
     # imported here, so that the list of commands is shown without them
-    from finetune.settings.line import split_line
-    from finetune.settings.pages import all_options_page, help_page
+    from finetune.settings.all_commands import COMMANDS
+    from finetune.settings.reader import read_flags, split_line
 
     line = split_line(command, arguments)
     if line.asks in ("help", "all"):
+        from finetune.settings.pages import all_options_page, help_page
+
         print((help_page if line.asks == "help" else all_options_page)(command))
         return
     if undecodable := [text for text in arguments if text.encode(errors="ignore").decode() != text]:
         raise ValueError(
             f"{os.fsencode(undecodable[0])!r} is not UTF-8, as configs and checkpoints are: rename it"
         )
-    from finetune.commands.command_line import line_layers
-    from finetune.settings.all_commands import COMMANDS
+    flags = read_flags(line)
+    # a wrong value is a line before this is imported
+    from finetune.commands.places import layers_of
 
-    layers = line_layers(line)
+    is_printed = line.asks == "config"
+    layers = layers_of(command, flags, line.configs, line.places, is_printed)
     settings = layers.parse(layers.kind)
-    if line.asks == "config":
+    if is_printed:
         print(layers.printed(), end="")
         return
     if command in ("fit", "benchmark"):

@@ -22,15 +22,17 @@ from finetune.api.program_process import (
     preserved_process,
     run_plan,
 )
-from finetune.commands.command_line import layers_of
 from finetune.commands.error_lines import one_line
+from finetune.commands.places import layers_of
 from finetune.distributed.signals import Interrupted, find_interruption, stop_at_once
 from finetune.fitting.command_process import stopped_at_once
 from finetune.fitting.decide import decide
 from finetune.fitting.evaluate import evaluate
-from finetune.fitting.fit import fit as fit_plan
+from finetune.fitting.fit import carry_out
 from finetune.runs.result_file import read_result
 from finetune.settings.fields import nearest, words_of
+from finetune.settings.layers import Layer
+from finetune.settings.reader import read_values
 from finetune.settings.schema import FitSettings
 from finetune.system.messages import WrongUsage
 
@@ -158,21 +160,21 @@ def fit(  # noqa: PLR0913 (an argument for each option)
         passed["weights"] = ",".join(map(os.fsdecode, weights))
     layers = layers_of(
         "fit",
-        _values(passed, {} if options is None else options),
+        _values("fit", passed, {} if options is None else options),
         () if config is None else (os.fsdecode(config),),
         _places(folder),
     )
 
-    def carry_out() -> Path:
+    def decide_and_fit() -> Path:
         plan = decide(layers, command, began)
         if plan.settings.folds is not None or needs_processes(plan.settings.trainer):
             return run_plan(plan)
         # a signal must not end the program's process here
-        path = fit_plan(plan, end=lambda code: stop_at_once(code - 128)).run.path
-        assert path is not None, "a fit that has ended has a folder"
-        return path
+        return carry_out(plan, end=lambda code: stop_at_once(code - 128))
 
-    return FittedRun(_run_here(carry_out, "fit(…, resume=True) continues from its last checkpoint"))
+    return FittedRun(
+        _run_here(decide_and_fit, "fit(…, resume=True) continues from its last checkpoint")
+    )
 
 
 def run_test(
@@ -196,14 +198,15 @@ def run_test(
     values: dict[str, Any] = {name: value for name, value in words.items() if value is not None}
     values["devices"] = 1 if device.type == "cpu" else [device.index or 0]
     values["trainer.accelerator"] = "cpu" if device.type == "cpu" else "gpu"
-    layers = layers_of("test", _values(values, {}), (), [os.fspath(checkpoint), *_places(folder)])
+    places = [os.fspath(checkpoint), *_places(folder)]
+    layers = layers_of("test", _values("test", values, {}), places=places)
 
-    def carry_out() -> Path:
+    def run() -> Path:
         path = evaluate(layers).path
         assert path is not None, "a test has a folder"
         return path
 
-    return read_result(_run_here(carry_out) / "test.json")
+    return read_result(_run_here(run) / "test.json")
 
 
 def _places(folder: object) -> list[str]:
@@ -215,12 +218,12 @@ def _places(folder: object) -> list[str]:
     return [os.fsdecode(folder)]
 
 
-def _values(words: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by short words and full names, with plain values.
+def _values(command: str, words: Mapping[str, Any], options: Mapping[str, Any]) -> Layer:
+    """Return the layer of the arguments of a call, by short words and by full names.
 
     Raises:
         TypeError: The options have no names.
-        WrongUsage: A setting is passed twice.
+        WrongUsage: A setting is passed twice, does not exist, or has a wrong value.
     """
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
         raise TypeError(
@@ -231,7 +234,8 @@ def _values(words: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, A
         full = in_full.get(name, name)
         if full in {in_full.get(other, other) for other in options}:
             raise WrongUsage(f"is set twice: as {name!r}, and in options", full)
-    return {name: _plain(value) for name, value in {**words, **options}.items()}
+    values = {name: _plain(value) for name, value in {**words, **options}.items()}
+    return read_values(command, Layer("finetune", "python"), values)
 
 
 def _plain(value: Any) -> Any:

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from finetune.commands.run_places import local_results
-from finetune.data.addresses import is_address
+from finetune.data.addresses import check_address, is_address, is_in_bucket
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
 from finetune.reports.comparison import write_comparison
@@ -22,7 +21,7 @@ def report(options: ReportSettings) -> None:
         )
     if is_address(options.runs[0]) and options.output is None:
         raise WrongUsage("the report of a run in object storage needs a place: --out FILE.html")
-    run = local_results(options.runs[0])
+    run = _local(options.runs[0])
     record = read_run(run)
     target = _target(options.output, run / "report.html")
     page_of(record, target)
@@ -34,7 +33,7 @@ def compare(options: CompareSettings) -> None:
     """Compare runs on one page."""
     if len(options.runs) < 2:
         raise WrongUsage("two runs are needed: finetune compare RUN_A RUN_B")
-    records = [read_run(local_results(run)) for run in options.runs]
+    records = [read_run(_local(run)) for run in options.runs]
     if len({record.path.resolve() for record in records}) < len(records):
         raise WrongUsage("one run is named twice: finetune compare RUN_A RUN_B")
     target = _target(options.output, Path())
@@ -42,6 +41,17 @@ def compare(options: CompareSettings) -> None:
     viewer = image_viewer(Predictor(checkpoint)) if checkpoint else None
     print(write_comparison(records, viewer, target))
     print(f"report in {target}")
+
+
+def _local(run: str) -> Path:
+    """Return the folder of a run: its downloaded files, if it is in object storage."""
+    if not is_in_bucket(run):
+        return Path(run)
+    # imported here, since most runs need no object storage
+    from finetune.runs.run_download import fetch_results
+
+    check_address(run)
+    return fetch_results(run)
 
 
 def _target(output: str | None, default: Path) -> Path:

@@ -15,7 +15,8 @@ from finetune.fitting.decide import decide
 from finetune.fitting.fit import fit
 from finetune.runs.folder import Run
 from finetune.settings.all_commands import DemoSettings
-from finetune.settings.layers import Layer, Layers, make_layer, read_config
+from finetune.settings.layers import Layer, Layers
+from finetune.settings.reader import read_config, read_values
 
 # The running statistics of random weights are not worth freezing.
 _SCRATCH = MappingProxyType({"model.weights": None, "model.freeze_batch_norm": False})
@@ -67,7 +68,7 @@ def _fit(
         "seed_everything": seed,
     }
     layers = Layers("fit", (read_config("fit", config),))
-    layers = layers.on_top(make_layer("fit", Layer("finetune demo", "flag"), of_demo))
+    layers = layers.on_top(read_values("fit", Layer("finetune demo", "python"), of_demo))
     with stopped_at_once():
         fitted = fit(decide(layers, command, time.monotonic()))
     seconds = time.perf_counter() - before

@@ -37,6 +37,7 @@ from finetune.runs.run_logger import LoggedConfig, attach
 from finetune.runs.worse_than_start import WorseThanStart
 from finetune.settings.fields import ClassSettings
 from finetune.settings.schema import (
+    Data,
     DataSettings,
     FitSettings,
     ModelSettings,
@@ -92,36 +93,36 @@ def check_arguments(kind: Any, arguments: Mapping[str, Any], setting: str) -> No
             raise WrongUsage(f"{kind.__name__} has no argument {name!r}{hint}", f"{setting}.{name}")
 
 
-def data_arguments(settings: DataSettings) -> dict[str, Any]:
+def data_arguments(settings: Data) -> dict[str, Any]:
     """Return the arguments of the data module: all of one of ours, and of a user's those that were set."""
-    if settings.own is not None:
-        return dict(settings.own)
+    if isinstance(settings, ClassSettings):
+        return dict(settings.init_args)
     arguments = asdict(settings)
-    del arguments["class_path"], arguments["own"]
+    del arguments["class_path"]
     return arguments
 
 
-def arguments_in_effect(settings: DataSettings) -> dict[str, Any]:
+def arguments_in_effect(settings: Data) -> dict[str, Any]:
     """Return the arguments of the data module with its defaults, which a class of the user may have of its own."""
-    if settings.own is None:
+    if not isinstance(settings, ClassSettings):
         return data_arguments(settings)
     parameters = inspect.signature(import_class(settings.class_path, "data.class_path")).parameters
     defaults = {
         name: one.default for name, one in parameters.items() if one.default is not one.empty
     }
-    return {**asdict(DataSettings()), **defaults, **settings.own}
+    return {**data_arguments(DataSettings()), **defaults, **settings.init_args}
 
 
-def takes(settings: DataSettings, name: str) -> bool:
+def takes(settings: Data, name: str) -> bool:
     """Return whether the data module has an argument; a class of the user need not have those of ours."""
-    if settings.own is None:
+    if not isinstance(settings, ClassSettings):
         return True
     parameters = inspect.signature(import_class(settings.class_path, "data.class_path")).parameters
     takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     return takes_any or name in parameters
 
 
-def open_data(settings: DataSettings) -> ImageDataModule:
+def open_data(settings: Data) -> ImageDataModule:
     """Return the data module of some settings. It reads no files yet.
 
     Raises:

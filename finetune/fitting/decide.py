@@ -1,7 +1,5 @@
 """Decide a fit: from what the user has set to a plan in which nothing is open, in one place and in one process."""
 
-import os
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -9,10 +7,8 @@ from typing import Any
 
 from pytorch_lightning import seed_everything
 
-from finetune.data.addresses import joined, real_place
+from finetune.data.addresses import real_place
 from finetune.data.class_weights import parse_class_weights
-from finetune.data.data_place import at_place
-from finetune.distributed.launch import has_launcher
 from finetune.fitting.build import local_root, open_data
 from finetune.fitting.defaults import (
     Rule,
@@ -26,30 +22,26 @@ from finetune.fitting.fit_checks import check_folds, check_minutes, check_values
 from finetune.fitting.minutes import settle_minutes
 from finetune.fitting.network_choice import choose_network
 from finetune.fitting.plan import Plan
+from finetune.fitting.resume import (
+    Identity,
+    changes_between,
+    check_fixed,
+    check_resumable,
+    held_settings,
+    read_identity,
+    read_start,
+    run_to_continue,
+    settings_of_run,
+)
 from finetune.models.backbones import check_name
 from finetune.models.candidates import is_choice
-from finetune.models.checkpoint_values import class_paths
 from finetune.models.weights import check_weights
-from finetune.runs.changes import changes_between, check_fixed, held_settings
-from finetune.runs.folder import check_name as check_run_name
-from finetune.runs.folder import check_unused, has_result
-from finetune.runs.identity import Identity, check_has_last, find_run, read_identity
-from finetune.runs.local_copies import check_is_in, shown_place
-from finetune.runs.resume import check_resumable, read_start
+from finetune.runs.folder import check_unused
 from finetune.runs.run_dir import RunDir
-from finetune.runs.run_download import fetch_run
-from finetune.settings.layers import Layer, Layers, read_config, replaced
-from finetune.settings.schema import IMAGE_FOLDER, FitSettings
-from finetune.system.messages import NotFound, WrongUsage
+from finetune.settings.layers import Layer, Layers, replaced
+from finetune.settings.schema import FitSettings
+from finetune.system.messages import WrongUsage
 from finetune.training.run_length import SOLVED_HEAD, settle_length
-
-_PLACES = ("root", "table", "corrections")
-_CLASSES = ("data", "model.optimizer", "model.scheduler")
-_TRUSTED = (
-    "finetune.",
-    "torch.optim.",
-    "albumentations.",
-)  # the modules of classes that a run may name
 
 
 def decide(layers: Layers, command: str, began: float) -> Plan:
@@ -93,10 +85,9 @@ def _begun(layers: Layers, command: str) -> tuple[Plan, Layers]:
     layers = layers.on_top(Layer("run", "decided", {"trainer.default_root_dir": root}))
     if not asked.resume:
         if asked.name is not None:
-            check_run_name(asked.name)
             check_unused(Path(root, "fit", asked.name))
         return Plan(_normal(layers.parse(FitSettings)), command), layers
-    run, note = _run_to_continue(asked, layers, Path(root))
+    run, note = run_to_continue(asked, layers, Path(root))
     if run is None:
         settings = replaced(layers.parse(FitSettings), {"resume": False})
         return Plan(_normal(settings), command, notes=(note,)), layers
@@ -110,110 +101,16 @@ def _normal(settings: FitSettings) -> FitSettings:
     return replaced(settings, {"model.class_weights": weights, **values})
 
 
-def _run_to_continue(asked: FitSettings, layers: Layers, root: Path) -> tuple[Path | None, str]:
-    """Return the run that `--resume` continues, None for none, and a note about the choice.
-
-    Raises:
-        ValueError: The run that is named is of other data or another network, or has no checkpoint from which training
-            can continue; or there is neither a run to continue nor data for a new one.
-    """
-    wanted = _wanted(asked, layers)
-    if isinstance(asked.resume, str):
-        out = layers.value("trainer.default_root_dir") if _is_explicit_root(layers) else None
-        run = Path(asked.resume)
-        if len(run.parts) < 3 or ".." in run.parts:  # the folder of runs is its second parent
-            run = Path(os.path.abspath(run))
-        _check_named(run, replace(wanted, place=""))
-        check_is_in(out, run)
-        return run, ""
-    if asked.name is not None:
-        run = root / "fit" / asked.name
-        fetch_run(run)
-        if not run.exists() or not (has_result(run) or RunDir(run).num_folds):
-            check_run_name(asked.name)
-            check_unused(run)
-            _check_has_data(asked, f"no run {shown_place(run)}")
-            return None, f"--resume found no run {shown_place(run)}: a new run begins"
-        _check_named(run, replace(wanted, place=""))
-        return run, ""
-    found = find_run(root, wanted)
-    passed = found.passed_in_words()
-    if found.run is None or found.begun is not None:
-        where = shown_place((root / "fit").resolve())
-        why = f", since {passed}" if passed else ""
-        what = f"no run of these data and this network in {where} to continue{why}"
-        if found.begun is not None:
-            what = f"that {found.begun} ended before its first checkpoint"
-        _check_has_data(asked, what)
-        return None, f"--resume found {what}: a new run begins"
-    fetch_run(found.run)
-    check_has_last(found.run)
-    return found.run, passed and f"passed over: {passed}"
-
-
-def _is_explicit_root(layers: Layers) -> bool:
-    return any(
-        layer.kind == "flag" and "trainer.default_root_dir" in layer.values
-        for layer in layers.layers
-    )
-
-
-def _wanted(asked: FitSettings, layers: Layers) -> Identity:
-    """Return the data and the network that the user names; "" and None for any."""
-    place = asked.data.table or asked.data.root
-    is_folder = (
-        asked.data.class_path == IMAGE_FOLDER
-    )  # the default, which continues a run of any data class
-    return Identity(
-        place=real_place(place) if place else "",
-        data_class="" if is_folder else asked.data.class_path,
-        network=asked.model.backbone if layers.is_explicit("model.backbone") else "",
-        folds=asked.folds,
-    )
-
-
-def _check_named(run: Path, wanted: Identity) -> None:
-    """Check that a run that the user names can continue.
-
-    Raises:
-        ValueError: It has no checkpoint, another number of folds, or is of another network or data class.
-    """
-    fetch_run(run)
-    check_has_last(run)
-    folds = RunDir(run).num_folds
-    if folds is None and not RunDir(run).has("last"):
-        last = shown_place(RunDir(run).checkpoint("last"))
-        raise NotFound(f"--resume {shown_place(run)}: there is no {last} to continue from")
-    if wanted.folds not in (None, folds):
-        has = f"{folds} folds" if folds else "no folds"
-        raise WrongUsage(f"{run} has {has}, not {wanted.folds}: omit --folds")
-    identity = read_identity(run)
-    if identity is not None and (difference := identity.difference(wanted)):
-        raise WrongUsage(f"--resume {run}: the run is {difference}")
-
-
-def _check_has_data(asked: FitSettings, why: str) -> None:
-    """Check that there is data for a new run.
-
-    Raises:
-        NotFound: There is none.
-    """
-    is_folder = asked.data.class_path == IMAGE_FOLDER
-    if is_folder and asked.data.root is None and asked.data.table is None:
-        hint = "and there is no data for a new one: finetune fit FOLDER --resume"
-        raise NotFound(f"--resume found {why}, {hint}")
-
-
 def _continued(run: Path, layers: Layers, command: str, note: str) -> tuple[Plan, Layers]:
     """Return the plan of a fit that continues a run, and the layers with that of the run."""
-    own = _settings_of(run, layers)
+    own = settings_of_run(run, layers)
     layers = layers.below_configs(own)
     before = Layers("fit", (own,)).parse(FitSettings)
     now = _normal(layers.parse(FitSettings))
     if is_choice(now.model.backbone):  # the run has chosen
         chosen = {f"model.{name}": getattr(before.model, name) for name in ("backbone", "weights")}
         now = replaced(now, chosen)
-    changes = changes_between(before, now)
+    changes = changes_between(own.values, now)
     check_fixed(changes, before.model.members)
     held: dict[str, Any] = {
         name: reduce(getattr, name.split("."), before) for name in held_settings(changes)
@@ -231,55 +128,6 @@ def _continued(run: Path, layers: Layers, command: str, note: str) -> tuple[Plan
         )
     plan = Plan(replaced(now, held), command, run=run, start=start, changes=changes)
     return plan.put({}, note), layers
-
-
-def _settings_of(run: Path, layers: Layers) -> Layer:
-    """Return the settings of a run as a layer, without those of the command that began it.
-
-    Raises:
-        ValueError: config.yaml is missing or damaged.
-    """
-    path = run / "config.yaml"
-    try:
-        values = dict(read_config("fit", str(path), "run").values)
-    except FileNotFoundError:
-        raise NotFound(f"--resume {run}: it has no config.yaml, so it cannot continue") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}; begin a new run without --resume") from error
-    _check_trusted(path, values, layers)
-    for name in ("resume", "allow_changes", "ckpt_path", "minutes", "name"):
-        values.pop(name, None)
-    if has_launcher():  # torchrun or srun decides; the run may have begun with another number
-        values.pop("trainer.devices", None)
-        values.pop("trainer.num_nodes", None)
-    explicit = [name for name in ("root", "table") if layers.is_explicit(f"data.{name}")]
-    data = {name[5:]: values.pop(name) for name in list(values) if name.startswith("data.")}
-    folder = str(RunDir(run).facts().get("folder") or "")
-    if os.path.isdir(folder) and not os.path.samefile(folder, os.curdir):
-        # the paths of the data are relative to the folder in which the run began
-        data |= {name: joined(folder, data[name]) for name in _PLACES if data.get(name)}
-    values |= {f"data.{name}": value for name, value in at_place(data, explicit).items()}
-    return Layer(str(path), "run", values)
-
-
-def _check_trusted(config: Path, values: Mapping[str, Any], layers: Layers) -> None:
-    """Check that a run's config.yaml names no class of a module of others: importing it runs its code.
-
-    Raises:
-        ValueError: It does.
-    """
-    named = [(f"{name}.class_path", values.get(f"{name}.class_path")) for name in _CLASSES]
-    named += [
-        ("data.augmentations", path) for path in class_paths(values.get("data.augmentations"))
-    ]
-    for name, class_path in named:
-        is_known = "." not in str(class_path) or str(class_path).startswith(_TRUSTED)
-        if not is_known and not layers.is_explicit(name):
-            option = name.removesuffix(".class_path")
-            raise ValueError(
-                f"{config} names the class {class_path}, and importing it runs its code: if you trust it, pass "
-                f"--{option} with it"
-            )
 
 
 def _with_start(plan: Plan) -> Plan:
@@ -315,7 +163,7 @@ def _with_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
         return plan
     if plan.run is None:
         return settle_minutes(plan, layers, began)
-    check_minutes(settings, layers)
+    check_minutes(replaced(settings, {"ckpt_path": None}), layers)
     if settings.trainer.max_steps != -1:
         raise WrongUsage(
             f"{plan.run} ends by trainer.max_steps {settings.trainer.max_steps}: pass that instead of --minutes to "

@@ -14,16 +14,16 @@ from typing import Any
 
 from finetune.data.transforms import PREPARATION
 from finetune.fitting.build import arguments_in_effect, import_class
+from finetune.fitting.resume import Start
 from finetune.models.backbones import skeleton
 from finetune.models.candidates import is_choice
 from finetune.models.heads import SOLVED_STAGES, resolved_head_init
 from finetune.models.hub import is_hub, name_with_commit
 from finetune.models.multi_stage import most_stages
 from finetune.models.timm_backbones import backbone_of, describe, folder_of, is_timm
-from finetune.runs.resume import Start
 from finetune.settings.fields import ClassSettings
 from finetune.settings.layers import Layers
-from finetune.settings.schema import DataSettings, FitSettings, ModelSettings
+from finetune.settings.schema import Data, FitSettings, ModelSettings
 from finetune.system.messages import WrongUsage
 
 Rule = tuple[dict[str, Any], str]
@@ -116,7 +116,7 @@ def settle_hub_backbone(model: ModelSettings, layers: Layers) -> Rule:
 
 
 def settle_preparation(
-    data: DataSettings, model: ModelSettings, layers: Layers, start: Start | None = None
+    data: Data, model: ModelSettings, layers: Layers, start: Start | None = None
 ) -> Rule:
     """Set the preparation of images with which timm's weights were trained.
 

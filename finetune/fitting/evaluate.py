@@ -23,7 +23,7 @@ from finetune.data.transforms import PREPARATION, preparation
 from finetune.distributed.signals import is_rank_zero
 from finetune.fitting.build import arguments_in_effect, build_trainer, local_root, open_data, takes
 from finetune.fitting.command_process import closing, stopped_at_once
-from finetune.fitting.plan import start_ranks_with, with_values
+from finetune.fitting.plan import start_ranks_with
 from finetune.inference.exported_network import put_exported
 from finetune.inference.tta import AverageFlip
 from finetune.models.checkpoint_values import class_paths
@@ -33,9 +33,9 @@ from finetune.runs.local_copies import shown_place
 from finetune.runs.predictions import AnswersWriter, PredictionWriter
 from finetune.settings.all_commands import COMMANDS
 from finetune.settings.configs import config_text
-from finetune.settings.fields import find_setting
+from finetune.settings.fields import ClassSettings, find_setting
 from finetune.settings.layers import Layer, Layers, replaced
-from finetune.settings.schema import DataSettings, EvaluateSettings, PredictSettings
+from finetune.settings.schema import EvaluateSettings, PredictSettings
 from finetune.system.messages import WrongUsage, shown
 from finetune.training.checkpoint_settings import model_settings, plain
 from finetune.training.classifier import Classifier
@@ -73,7 +73,9 @@ def evaluate(layers: Layers) -> Run:
     command = layers.command
     path = layers.value("ckpt_path")
     checkpoint = read_checkpoint(path)
-    layers = layers.below_configs(Layer(str(path), "run", _data_settings(checkpoint, layers)))
+    layers = layers.below_configs(
+        Layer(str(path), "checkpoint", _data_settings(checkpoint, layers))
+    )
     settings = layers.parse(COMMANDS[command].settings)
     assert isinstance(settings, EvaluateSettings), "of a command that evaluates"
     _check_images(command, settings, checkpoint, layers)
@@ -83,7 +85,7 @@ def evaluate(layers: Layers) -> Run:
         settings.trainer.accelerator, checkpoint, False
     )
     values = {"trainer.default_root_dir": root, "trainer.precision": precision}
-    settings = with_values(settings, values)
+    settings = replaced(settings, values)
     seed_everything(settings.seed_everything, workers=True, verbose=False)
     data = open_data(settings.data)
     model = Classifier(**model_settings(checkpoint), compile=settings.model.compile)
@@ -149,16 +151,16 @@ def _with_checkpoint(
     overruled = []
     for name, value in decided.items():
         layer = layers.layer_of(name)
-        if layer is None or layer.kind not in ("flag", "config") or layer.values[name] == value:
+        if layer is None or layer.kind == "checkpoint" or layer.values[name] == value:
             continue
         current = layer.values[name]
-        if layer.kind == "flag":
+        if layer.is_typed:
             raise WrongUsage(f"{current}: the checkpoint decides that it is {value}; omit it", name)
         overruled.append(f"{name} {value}, not {current}")
     if overruled and is_rank_zero():
         log.info("the checkpoint decides: %s", ", ".join(overruled))
     known = {name: value for name, value in decided.items() if find_setting(layers.kind, name)}
-    return with_values(settings, known)
+    return replaced(settings, known)
 
 
 def _data_settings(checkpoint: Mapping[str, Any], layers: Layers) -> dict[str, Any]:
@@ -172,13 +174,13 @@ def _data_settings(checkpoint: Mapping[str, Any], layers: Layers) -> dict[str, A
         ValueError: The checkpoint names another module, which is not trusted.
     """
     settings = plain(checkpoint["datamodule_hyper_parameters"], "datamodule_hyper_parameters")
-    flags = layers.flags
-    settings = for_other_place(settings, flags.get("data.table") or flags.get("data.root"))
+    typed = layers.typed
+    settings = for_other_place(settings, typed.get("data.table") or typed.get("data.root"))
     for name in _OF_THE_MACHINE:  # a data class of the user may have saved these
         settings.pop(name, None)
     if layers.is_explicit("data.augmentations"):
         settings.pop("augmentations", None)
-    named = flags.get("data.class_path")
+    named = typed.get("data.class_path")
     modules = [] if named is None else [_module(named)]
     class_path = checkpoint["finetune"].get("data_class")
     if _module(class_path) != _OURS:
@@ -191,7 +193,7 @@ def _data_settings(checkpoint: Mapping[str, Any], layers: Layers) -> dict[str, A
     if (
         _module(class_path) != _OURS
     ):  # the class of the user may take fewer than ours, of which it is one
-        of_user = DataSettings(class_path=class_path, own={})
+        of_user = ClassSettings(class_path)
         arguments = {name: value for name, value in arguments.items() if takes(of_user, name)}
     return {
         f"data.{name}": value for name, value in {"class_path": class_path, **arguments}.items()
@@ -226,7 +228,7 @@ def _check_images(
             f"take for ever: if you trust it, pass it as --data.group_by {shown(shlex.quote(str(group_by)))}"
         )
     module, _, name = settings.data.class_path.rpartition(".")
-    if module == _OURS and "data.class_path" not in layers.flags:
+    if module == _OURS and "data.class_path" not in layers.typed:
         kind: type[ImageDataModule] = getattr(finetune, name)
         _check_root(kind, arguments, layers)
 
@@ -251,7 +253,7 @@ def _check_root(kind: type[ImageDataModule], arguments: Mapping[str, Any], layer
         )
     if root is None or kind.is_in(root):
         return
-    if layers.flags.keys().isdisjoint(places) and not Path(root).exists():
+    if layers.typed.keys().isdisjoint(places) and not Path(root).exists():
         place = "table or folder" if table else "folder"
         raise ValueError(
             f"the images of the checkpoint's run are no longer in {root}: pass the {place} where they are now: FOLDER "

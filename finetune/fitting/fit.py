@@ -1,9 +1,12 @@
-"""A fit: build its parts by the plan, train, test the best checkpoint, and report."""
+"""`finetune fit`: decide, then one fit or those of a cross-validation.
+
+A fit builds its parts by the plan, trains, tests the best checkpoint, and reports.
+"""
 
 import logging
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +18,7 @@ from pytorch_lightning.callbacks import EarlyStopping
 from finetune.data.data_place import place_of
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.seen import AllSeenError, continue_record, exclude_seen
-from finetune.distributed.signals import Interrupted
+from finetune.distributed.signals import Interrupted, is_rank_zero
 from finetune.fitting.best_weights import is_settled, keep_best_weights
 from finetune.fitting.build import (
     arguments_in_effect,
@@ -25,23 +28,30 @@ from finetune.fitting.build import (
     has_several_processes,
     open_data,
 )
-from finetune.fitting.command_process import closing
+from finetune.fitting.command_process import closing, stopped_at_once
+from finetune.fitting.decide import decide
 from finetune.fitting.fit_checks import check_begun_from, check_has_positives, check_validated
-from finetune.fitting.plan import Plan, plan_file, start_ranks_with
+from finetune.fitting.folds import fit_folds
+from finetune.fitting.plan import Plan, answer, plan_file, read_plan, start_ranks_with
+from finetune.fitting.resume import (
+    KEY,
+    check_changes,
+    continue_run,
+    limit_reached,
+    restore_progress,
+)
 from finetune.models.timm_backbones import is_timm
 from finetune.models.weights import read_weights
-from finetune.runs.changes import check_changes
 from finetune.runs.folder import Run
 from finetune.runs.headline import NO_RESULT
-from finetune.runs.identity import KEY
 from finetune.runs.licence import is_restricted, licence
 from finetune.runs.lightning_callbacks import Limits
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.removal import drop_last
-from finetune.runs.resume import continue_run, limit_reached, restore_progress
 from finetune.runs.run_lock import hold
+from finetune.settings.layers import Layers
 from finetune.system.messages import bytes_text
 from finetune.training import overview
 from finetune.training.calibration import Calibration, read_calibration
@@ -77,6 +87,40 @@ class Parts:
         return has_images and self.plan.settings.test_after_fit
 
 
+def run_fit(layers: Layers, typed: Sequence[str], began: float) -> None:
+    """Decide a fit, and do it.
+
+    Args:
+        layers: Who has set what.
+        typed: The command line, for run.json.
+        began: `time.monotonic` when the command began.
+    """
+    with stopped_at_once():
+        carry_out(decide(layers, shlex.join(["finetune", *typed]), began))
+
+
+def run_decided(file: str) -> None:
+    """Do the fit of a plan that another process has written, as one of its devices, a fold, or for a Python program."""
+    with stopped_at_once():
+        run = carry_out(read_plan(Path(file)))
+    if is_rank_zero():
+        answer(Path(file), "run", str(run.absolute()))
+
+
+def carry_out(plan: Plan, end: Callable[[int], Any] | None = None) -> Path:
+    """Do what a plan says, and return the folder of its run.
+
+    Args:
+        plan: What to do.
+        end: Called with the exit code at a second Ctrl-C, in place of ending the process.
+    """
+    if plan.settings.folds is not None:
+        return fit_folds(plan)
+    run = fit(plan, end).run.path
+    assert run is not None, "a fit that has ended has a folder"
+    return run
+
+
 def build(plan: Plan) -> Parts:
     """Build the parts of a fit, and check that it has something to do.
 
@@ -108,7 +152,7 @@ def fit(plan: Plan, end: Callable[[int], Any] | None = None) -> Parts:
 
     Args:
         plan: What to do.
-        end: Called with the exit code at a second Ctrl-C, in place of ending the process.
+        end: As for `carry_out`.
     """
     parts = build(plan)
     if end is not None:

@@ -13,8 +13,8 @@ from finetune.data.batch_limits import batches_within
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import evaluated_targets
 from finetune.distributed.launch import check_num_processes, has_launcher, is_launched
-from finetune.fitting.build import optimizer_maker, scheduler_maker
-from finetune.runs.resume import Start
+from finetune.fitting.build import data_arguments, optimizer_maker, scheduler_maker
+from finetune.fitting.resume import Start
 from finetune.settings.fields import settings_of
 from finetune.settings.layers import Layers
 from finetune.settings.schema import MAX_MEMBERS, FitSettings, ModelSettings
@@ -22,7 +22,6 @@ from finetune.system.messages import WrongUsage, as_wrong_usage, reason
 from finetune.training.classifier import Classifier
 from finetune.training.lr_schedulers import with_total_steps
 from finetune.training.run_limits import fit_limits
-from finetune.training.threshold import check_form
 
 _SOME_STEPS = 1000  # the real number of steps is known only after images are listed
 # Settings that cannot go with folds, and why.
@@ -51,12 +50,10 @@ def check_values(settings: FitSettings) -> None:
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if getattr(trainer, name) == 0:
             raise WrongUsage("is 0: nothing to train", f"trainer.{name}")
-    if settings.data.predict is not None:
+    if data_arguments(settings.data).get("predict") is not None:
         raise WrongUsage(
             "has images to classify: it is for finetune predict, not fit", "data.predict"
         )
-    if settings.threshold is not None:
-        check_form(settings.threshold)
     if model.freeze == "backbone" and settings.ckpt_path is not None:
         raise WrongUsage(
             "--ckpt_path continues training, and model.freeze backbone has none: pass it as --weights"
@@ -219,9 +216,9 @@ def check_minutes(settings: FitSettings, layers: Layers) -> None:
     for name in (f"trainer.{limit}" for limit in limits):
         layer = layers.layer_of(name)
         # epochs of a config are overruled, its steps are not; the run that continues has its own limit
-        kinds = ("flag", "config") if name == "trainer.max_steps" else ("flag",)
-        is_given = layer is not None and layer.values[name] != default_of(name)
-        if layer is not None and is_given and layer.kind in kinds:
+        if layer is None or layer.values[name] == default_of(name):
+            continue
+        if layer.is_typed or (layer.kind == "config" and name == "trainer.max_steps"):
             raise WrongUsage("and --minutes both set the length of training: remove one", name)
     if settings.trainer.num_nodes != 1 or is_launched():
         raise WrongUsage(

@@ -22,15 +22,21 @@ from finetune.fitting.fold_results import (
     write_predictions,
 )
 from finetune.fitting.plan import Plan, plan_file
+from finetune.fitting.resume import (
+    Changes,
+    changes_between,
+    check_changes,
+    check_not_prolonged,
+    describe_held,
+    read_start,
+)
 from finetune.inference.joined_checkpoint import join_checkpoints
 from finetune.reports.report_page import page_of
-from finetune.runs.changes import Changes, changes_from, check_changes, describe_held
 from finetune.runs.folder import Run, has_result, missing_folders, remove_empty
 from finetune.runs.headline import INTERVAL, headline_of
 from finetune.runs.lightning_callbacks import Limits, ended_by
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.result_file import write_result
-from finetune.runs.resume import read_start
 from finetune.runs.run_dir import RunDir, now
 from finetune.runs.run_lock import (
     descriptors_for_children,
@@ -39,7 +45,9 @@ from finetune.runs.run_lock import (
     wait_for_children,
 )
 from finetune.runs.statistics import percent
-from finetune.settings.layers import Layer, Layers, read_config
+from finetune.settings.fields import ClassSettings
+from finetune.settings.layers import Layer, Layers
+from finetune.settings.reader import read_config
 from finetune.system.files import replace_text
 from finetune.system.messages import only_errors
 
@@ -136,7 +144,7 @@ def _changes_of(run: Path, of_fold: Plan) -> Changes:
     Those of the cross-validation do not tell: a command that was killed may have changed them before this fold.
     """
     before = read_config("fit", str(run / "config.yaml"), "run")
-    changes = changes_from(before.values, of_fold.settings)
+    changes = changes_between(before.values, of_fold.settings)
     if of_fold.settings.trainer.precision is None:  # each fold has settled its own
         changes.pop("trainer.precision", None)
     return changes
@@ -155,6 +163,8 @@ def _check_changes(plan: Plan, folder: Path) -> None:
         changes = _changes_of(run.path, of_fold)
         if not changes:
             continue
+        if not run.has("last"):
+            check_not_prolonged(run.path, changes)
         start = read_start(run.checkpoint("last" if run.has("last") else "best"))
         trainer = of_fold.settings.trainer
         limits = Limits(max_epochs=trainer.max_epochs, max_steps=trainer.max_steps)
@@ -162,7 +172,7 @@ def _check_changes(plan: Plan, folder: Path) -> None:
         with only_errors("finetune.data"):  # the fold logs the same
             data = open_data(of_fold.settings.data)
             data.read()
-        check_changes(start, data, changes, allow=False, is_finished=is_finished)
+        check_changes(start, data, changes, allow=None, is_finished=is_finished)
 
 
 def _give_up(folder: Path, missing: Sequence[Path]) -> None:
@@ -243,7 +253,7 @@ def _test_together(folder: Path, plan: Plan) -> dict[str, Any]:
     arguments = data_arguments(data)
     names = ("root", "table", "group_by", "batch_size", "num_workers")
     values = {f"data.{name}": arguments[name] for name in names if arguments.get(name) is not None}
-    if data.own is not None:
+    if isinstance(data, ClassSettings):
         values["data.class_path"] = data.class_path
     devices = str(trainer.devices).strip("[]").split(",")
     values |= {
@@ -254,7 +264,7 @@ def _test_together(folder: Path, plan: Plan) -> dict[str, Any]:
         "trainer.devices": 1 if len(devices) == 1 else [int(devices[0])],
     }
     log.info("testing the networks of all folds together on the test folder")
-    run = evaluate(Layers("test", (Layer("finetune fit --folds", "flag", values),)))
+    run = evaluate(Layers("test", (Layer("finetune fit --folds", "python", values),)))
     assert run.path is not None, "a test has a folder"
     result = read_run(run.path).result
     kept = ("confusion_matrix", "label_counts", "test/mAP", INTERVAL, "test/exact_match")

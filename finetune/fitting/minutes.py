@@ -123,7 +123,7 @@ def _sizes(settings: FitSettings, layers: Layers, model: Classifier) -> Iterator
     size = arguments_in_effect(settings.data)["image_size"]
     yield size
     layer = layers.layer_of("data.image_size")
-    is_set = layer is not None and layer.kind == "flag"
+    is_set = layer is not None and layer.is_typed
     is_free = takes(settings.data, "image_size") and not is_set
     if not is_free or size != _SIZES[0] or is_timm(settings.model.backbone):
         return

@@ -7,18 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.runs.changes import Changes
-from finetune.runs.identity import Identity
+from finetune.fitting.resume import Changes, Identity, Start, read_start
 from finetune.runs.local_copies import shown_place
-from finetune.runs.resume import Start, read_start
 from finetune.settings.configs import config_text, to_config
-from finetune.settings.layers import Layer, Layers, make_layer, replaced
-from finetune.settings.schema import EvaluateSettings, FitSettings
-
-S = TypeVar("S", FitSettings, EvaluateSettings)
+from finetune.settings.layers import Layer, Layers, replaced
+from finetune.settings.reader import read_values
+from finetune.settings.schema import FitSettings
 
 
 @dataclass(frozen=True)
@@ -49,25 +46,15 @@ class Plan:
 
     def put(self, values: Mapping[str, Any], *notes: str) -> "Plan":
         """Return the plan with other values of some settings, by full name, and with more to report."""
-        settings = with_values(self.settings, values) if values else self.settings
+        settings = replaced(self.settings, values) if values else self.settings
         return replace(self, settings=settings, notes=(*self.notes, *filter(None, notes)))
 
     @property
     def config(self) -> str:
         """The content of config.yaml, with which `fit` starts a new run."""
-        of_command = {"resume": False, "allow_changes": False, "ckpt_path": None, "name": None}
+        of_command = {"resume": False, "allow_changes": False, "name": None}
         root = {"trainer.default_root_dir": shown_place(self.settings.trainer.default_root_dir)}
         return config_text(replaced(self.settings, {**of_command, **root}))
-
-
-def with_values(settings: S, values: Mapping[str, Any]) -> S:
-    """Return settings with other values, by full names; those of the data also for a class of the user."""
-    own = settings.data.own
-    if own is None:
-        return replaced(settings, values)
-    of_data = {name[5:]: values[name] for name in values if name.startswith("data.")}
-    others = {name: values[name] for name in values if not name.startswith("data.")}
-    return replaced(settings, {**others, "data.own": {**own, **of_data}})
 
 
 def write_plan(plan: Plan, file: Path) -> None:
@@ -88,7 +75,7 @@ def write_plan(plan: Plan, file: Path) -> None:
 def read_plan(file: Path) -> Plan:
     """Read a plan that `write_plan` has written."""
     content = json.loads(file.read_text("utf-8"))
-    layer = make_layer("fit", Layer(str(file), "decided"), content["settings"])
+    layer = read_values("fit", Layer(str(file), "decided"), content["settings"])
     start = content["start"]
     return Plan(
         settings=Layers("fit", (layer,)).parse(FitSettings),

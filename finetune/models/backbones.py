@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
+from finetune.models.network_names import check_known
 from finetune.models.stages import head, head_name
 from finetune.models.timm_backbones import build_timm, describe, is_timm, timm_name
-from finetune.system.messages import WrongUsage, did_you_mean
+from finetune.system.messages import WrongUsage
 
 # Mean and standard deviation of pixels in [0, 1] with which a network normalizes images.
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
@@ -123,20 +124,9 @@ def check_name(backbone: str) -> None:
     Raises:
         WrongUsage: It does not exist, or it has no linear head.
     """
+    check_known(backbone)
     if is_timm(backbone):
         timm_name(backbone)
-        return
-    names = [*SMALL_NETWORKS, *models.list_models(module=models)]
-    if backbone not in names:
-        hint = did_you_mean(backbone, names) or "."
-        raise WrongUsage(
-            f"{backbone!r} is no classification network{hint} Those of timm are timm/NAME",
-            "model.backbone",
-        )
-    if backbone.startswith("squeezenet"):
-        raise WrongUsage(
-            f"{backbone} is not supported: it ends in a convolution, not in a linear head"
-        )
 
 
 def build(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:

@@ -8,7 +8,8 @@ from torchvision import models
 
 from finetune.models.backbones import SMALL_NETWORKS, build, check_name, vit_size
 from finetune.models.candidates import Candidate, cached_file
-from finetune.models.timm_backbones import PREFIX, has_timm
+from finetune.models.network_names import PREFIX
+from finetune.models.timm_backbones import has_timm
 from finetune.system.messages import WrongUsage
 
 _TORCHVISION_LICENCE = "BSD-3-Clause code; ImageNet's terms"

@@ -14,12 +14,12 @@ from torch import nn
 from torchvision import models
 
 from finetune.models.hub import CONFIG_FILE, cached_model, download_model, is_hub
+from finetune.models.network_names import PREFIX
 from finetune.models.stages import head_name
 from finetune.system.messages import WrongUsage, did_you_mean, install
 
 # Names of timm's files of weights, in folders and on the hub, the preferred one first.
 TIMM_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
-PREFIX = "timm/"
 _MAX_CONFIG = 50_000_000  # bytes; that of ImageNet-21k's names has 3 MB
 # Arguments with which a network may have been built. `read_timm` checks global_pool.
 _ALLOWED_ARGS = {"num_classes", "img_size", "global_pool"}

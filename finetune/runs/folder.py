@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -293,22 +292,6 @@ def _is_ours(folder: Path) -> bool:
     locks = {LOCK, CHILDREN_LOCK, RUNS_MARK, *_OF_LOCAL_COPIES}
     others = (path for path in folder.iterdir() if path.name not in locks)
     return RunDir(folder).is_run or all(map(is_unfinished, others))
-
-
-def check_name(name: str) -> None:
-    """Check that a name is valid for a run: one component of a path that is neither `version_N` nor like a flag.
-
-    Raises:
-        WrongUsage: It is not valid.
-    """
-    is_plain = name == shown(name).strip() and not re.search(r"[/\\]", name) and len(name) <= 100
-    if not name or not is_plain or name[0] in ".-":
-        raise WrongUsage(
-            f"--name {name!r} must be a plain folder name: no slashes, not more than 100 characters, no dot, dash or "
-            "space in front"
-        )
-    if is_numbered(name):
-        raise WrongUsage(f"--name {name}: that is a name of runs without --name; choose another")
 
 
 def has_result(folder: Path) -> bool:

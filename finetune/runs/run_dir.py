@@ -17,7 +17,7 @@ from finetune import __version__
 from finetune.runs.headline import Best, Count, Headline
 from finetune.runs.run_lock import is_held
 from finetune.system.files import replace_text
-from finetune.system.messages import reason
+from finetune.system.messages import WrongUsage, reason, shown
 
 RECORD = "run.json"
 State = Literal["running", "finished", "unfinished", "no checkpoint", "damaged"]
@@ -219,6 +219,22 @@ def now() -> str:
 def is_numbered(name: str) -> bool:
     """Return whether a folder's name is that of a run without a name of its own."""
     return re.fullmatch(r"version_\d+", name) is not None
+
+
+def check_name(name: str) -> None:
+    """Check that a name is valid for a run: one component of a path that is neither `version_N` nor like a flag.
+
+    Raises:
+        WrongUsage: It is not valid.
+    """
+    is_plain = name == shown(name).strip() and not re.search(r"[/\\]", name) and len(name) <= 100
+    if not name or not is_plain or name[0] in ".-":
+        raise WrongUsage(
+            f"--name {name!r} must be a plain folder name: no slashes, not more than 100 characters, no dot, dash or "
+            "space in front"
+        )
+    if is_numbered(name):
+        raise WrongUsage(f"--name {name}: that is a name of runs without --name; choose another")
 
 
 def versions(root: str | Path, command: str) -> list[Path]:

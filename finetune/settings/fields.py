@@ -33,7 +33,6 @@ Resume = Literal["changes", "free", "stays", "fixed", "order", "images", "place"
 _PATHS = frozenset({"CKPT", "FILE", "FOLDER", "TABLE"})  # titles of types that are paths
 _ATTRIBUTE = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
 _LONGEST_CHOICES = 16  # characters of a placeholder
-_NULL = ("null", "~")
 
 
 class About(msgspec.Struct, frozen=True):
@@ -165,18 +164,31 @@ class Setting(NamedTuple):
             return []
         return [word for one in types for word in get_args(one)]
 
-    def read(self, text: str) -> Any:
-        """Return the value that the text of a flag means.
+    def read(self, node: yaml.Node, argument: str | None = None) -> Any:
+        """Return the value that YAML means.
+
+        Args:
+            node: The value as YAML has it.
+            argument: The text of the value, if it is an argument of the command line.
 
         Raises:
             WrongUsage: It is of another type, or out of range.
         """
-        value = _read_text(text, self)
-        for candidate in (value, text):
+        value = yaml_text.value_of(node)
+        if self.about.holds_names:
+            # a class may be called null
+            is_null = value is None and not (argument is not None and self.is_list)
+            value = None if is_null else yaml_text.text_of(node)
+        candidates = [value]
+        if argument is not None:
+            candidates.append(argument)
+        elif isinstance(node, yaml.ScalarNode) and value is not None:
+            candidates.append(node.value)
+        for candidate in candidates:
             with suppress(WrongUsage):
                 return self.converted(candidate)
         raise WrongUsage(
-            self.why_wrong(value if isinstance(value, int | float) else text), self.name
+            self.why_wrong(value if isinstance(value, int | float) else candidates[-1]), self.name
         )
 
     def converted(self, value: Any) -> Any:
@@ -213,22 +225,6 @@ class Setting(NamedTuple):
         if self.choices and isinstance(value, str):
             return f"cannot be {shown}{did_you_mean(value, self.choices)}"
         return f"takes {expected(self.type)}, not {shown[:200]}"
-
-
-def _read_text(text: str, setting: Setting) -> Any:
-    """Return the value that the text of a flag means: as in YAML, but names stay text."""
-    is_nested = text[:1] in ("[", "{")
-    read = yaml_text.load_texts if setting.about.holds_names else yaml_text.load
-    if is_nested or not (setting.is_list or setting.about.holds_names):
-        with suppress(ValueError, yaml.YAMLError):
-            value = read(text)
-            is_kept = (
-                isinstance(value, str) and setting.type is not Any
-            )  # with its spaces and quotes
-            return text if is_kept or text == "" else value
-        return text
-    may_be_null = not (setting.about.holds_names and setting.is_list)  # a class may be called null
-    return None if text in _NULL and may_be_null else text
 
 
 def _alternatives(hint: Any) -> list[Any]:
@@ -294,8 +290,8 @@ def settings_of(kind: type[Section], prefix: str = "") -> Mapping[str, Setting]:
         if field.default_factory is not NODEFAULT:
             default = field.default_factory()
         hint = field.type
-        if isinstance(hint, type) and issubclass(hint, Section):
-            found |= settings_of(hint, f"{name}.")
+        if (section := section_in(hint)) is not None:
+            found |= settings_of(section, f"{name}.")
             continue
         if field.name not in helps:
             continue
@@ -307,6 +303,12 @@ def settings_of(kind: type[Section], prefix: str = "") -> Mapping[str, Setting]:
         if about.arguments is not None:
             found |= settings_of(about.arguments, f"{name}.")
     return found
+
+
+def section_in(hint: Any) -> type[Section] | None:
+    """Return the section that a type is, or that values of it may have; None for none."""
+    types = (one for one in (hint, *get_args(hint)) if isinstance(one, type))
+    return next((one for one in types if issubclass(one, Section)), None)
 
 
 def _helps_of(kind: type[Section]) -> dict[str, str]:

@@ -57,9 +57,7 @@ def colour_jitter() -> list[dict[str, Any]]:
 
 
 class DataSettings(Section, frozen=True):
-    """The arguments of `finetune.ImageFolderData`, and the class of the data.
-
-    If that is a class of the user, `own` has the arguments that are set, since it has defaults of its own.
+    """The arguments of `finetune.ImageFolderData`, and the class of the data, if it is one of finetune.
 
     Attributes:
         class_path: Class of the data: one of finetune, or your own by its import path.
@@ -183,7 +181,6 @@ class DataSettings(Section, frozen=True):
             resume="free",
         ),
     ] = None
-    own: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.val_fraction + self.test_fraction >= 1:
@@ -216,6 +213,10 @@ class DataSettings(Section, frozen=True):
         if self.val_fraction + 1 / self.num_folds >= 1:
             text = f"{self.val_fraction} and one fold of {self.num_folds} must leave some training data"
             raise WrongUsage(text, "data.val_fraction")
+
+
+# A class of the user has defaults of its own: only the arguments that are set are known.
+Data = DataSettings | ClassSettings
 
 
 class OptimizerArguments(Section, frozen=True):
@@ -465,7 +466,7 @@ class FitSettings(Section, frozen=True):
             "run": "out logger resume name minutes patience threshold",
         },
     )
-    data: DataSettings = DataSettings()
+    data: Data = DataSettings()
     model: ModelSettings = ModelSettings()
     trainer: TrainerSettings = TrainerSettings()
     seed_everything: Annotated[Seed, About(word="seed", also="seed", resume="order")] = 0
@@ -557,7 +558,7 @@ class EvaluateSettings(Section, frozen=True):
         *("trainer.check_val_every_n_epoch", "trainer.accumulate_grad_batches"),
         "trainer.gradient_clip_val",
     )
-    data: DataSettings = DataSettings()
+    data: Data = DataSettings()
     model: ModelSettings = ModelSettings()
     trainer: TrainerSettings = TrainerSettings()
     seed_everything: Seed = 0

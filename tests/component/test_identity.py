@@ -6,15 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from finetune.fitting.resume import KEY, Found, Identity, check_has_last, find_run, read_identity
 from finetune.runs.folder import Run
-from finetune.runs.identity import (
-    KEY,
-    Found,
-    Identity,
-    check_has_last,
-    find_run,
-    read_identity,
-)
 from finetune.runs.run_dir import RunDir
 from finetune.system.messages import WrongUsage
 

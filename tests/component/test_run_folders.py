@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from finetune.runs.folder import Run, check_name
-from finetune.runs.run_dir import RunDir, find_runs, runs_of, versions
+from finetune.runs.folder import Run
+from finetune.runs.run_dir import RunDir, check_name, find_runs, runs_of, versions
 from finetune.system.messages import WrongUsage
 
 

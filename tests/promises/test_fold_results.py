@@ -403,10 +403,21 @@ def test_a_refused_resume_of_folds_changes_nothing(copied, change, is_ended):
         put_back(copied)
     names = ("config.yaml", "run.json")
     before = [(copied / name).read_bytes() for name in names]
-    with pytest.raises(ValueError, match="the run (would|is finished)"):
+    with pytest.raises(ValueError, match="the run (would|is finished)") as raised:
         run("fit", "--resume", copied, *change)
+    assert "allow_changes" not in str(raised.value)  # which folds refuse
     assert [(copied / name).read_bytes() for name in names] == before
     assert (copied / "fit/fold_2").exists() == is_ended
+
+
+def test_folds_without_last_ckpt_refuse_more_epochs(copied, plans):
+    for fold in fold_runs(copied):
+        (fold / "checkpoints/last.ckpt").unlink()
+    before = (copied / "config.yaml").read_bytes()
+    with pytest.raises(ValueError, match=r"last\.ckpt"):
+        run("fit", "--resume", copied, "--epochs", "2")
+    assert plans == [] and (copied / "config.yaml").read_bytes() == before
+    run("fit", "--resume", copied)
 
 
 def test_a_fold_that_has_not_begun_trains_on_the_images_of_the_others(

@@ -290,3 +290,20 @@ def test_an_export_of_a_run_that_began_from_a_checkpoint_names_that(colours, cli
     cli("fit", colours, *QUICKEST, *UNTESTED, *UNFINISHED, *words)
     cli("export", "runs/fit/version_1", "--format", "safetensors", "--out", "model.safetensors")
     assert read_checkpoint("model.safetensors")["hyper_parameters"]["weights"] == "last.ckpt"
+
+
+def test_the_config_of_a_run_that_began_from_a_checkpoint_repeats_it(colours, cli, run_to_go_on):
+    last = run_to_go_on / "checkpoints/last.ckpt"
+    cli("fit", colours, *QUICKEST, *UNTESTED, *UNFINISHED, "--ckpt_path", last)
+    first = Path("runs/fit/version_1")
+    cli("fit", "--config", first / "config.yaml")
+    again = Path("runs/fit/version_2")
+    weights = [
+        read_checkpoint(run / "checkpoints/last.ckpt")["state_dict"] for run in (first, again)
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    cli("fit", "--resume", again, "--epochs", 3)
+    assert epochs_of(again) == 3 and config_of(again) == {
+        **config_of(again),
+        "ckpt_path": str(last),
+    }

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from paths import ROOT
 
-from finetune.commands.command_line import line_layers
+from finetune.commands.places import layers_of
 from finetune.settings.configs import shipped, to_config
-from finetune.settings.line import split_line
+from finetune.settings.reader import read_flags, split_line
 
 GOLDEN = yaml.safe_load((ROOT / "tests/golden/settings.yaml").read_text("utf-8"))
 
@@ -25,7 +25,8 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def settings(line: str) -> dict[str, Any]:
-    layers = line_layers(split_line("fit", shlex.split(line)))
+    read = split_line("fit", shlex.split(line))
+    layers = layers_of("fit", read_flags(read), read.configs, read.places)
     return flat(to_config(layers.parse(layers.kind)))
 
 

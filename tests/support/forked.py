@@ -15,14 +15,14 @@ from unittest.mock import patch
 
 from pytorch_lightning.strategies.launchers import subprocess_script
 
-import finetune.fitting.command
 import finetune.fitting.evaluate
+import finetune.fitting.fit
 from finetune.cli import main
 from finetune.distributed import child_command
 from finetune.runs import run_lock
 
 # imported here, before a process is forked
-assert finetune.fitting.command and finetune.fitting.evaluate
+assert finetune.fitting.evaluate and finetune.fitting.fit
 
 
 def run_forked(function: Callable[[], object]) -> NoReturn:

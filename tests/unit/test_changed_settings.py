@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from finetune.runs.changes import (
+from finetune.fitting.resume import (
     changes_between,
     check_fixed,
     describe_changes,
     held_settings,
 )
+from finetune.settings.configs import flat
 from finetune.settings.fields import ClassSettings
 from finetune.settings.layers import replaced
 from finetune.settings.schema import FitSettings
@@ -21,7 +22,7 @@ BEFORE = replaced(
 
 
 def described(values: dict[str, Any], has_other_images: bool = False, **how: bool) -> str:
-    changes = changes_between(BEFORE, replaced(BEFORE, values))
+    changes = changes_between(flat(BEFORE), replaced(BEFORE, values))
     return describe_changes(changes, has_other_images, how.pop("allow", False), **how)
 
 
@@ -62,7 +63,7 @@ def test_resume_reports_what_holds_now():
     ],
 )
 def test_resume_keeps_and_reports_what_the_checkpoint_decides(name, value):
-    changes = changes_between(BEFORE, replaced(BEFORE, {name: value}))
+    changes = changes_between(flat(BEFORE), replaced(BEFORE, {name: value}))
     assert held_settings(changes) == {name}
     assert "stays" in describe_changes(changes, False, False)
 
@@ -70,7 +71,7 @@ def test_resume_keeps_and_reports_what_the_checkpoint_decides(name, value):
 def test_resume_refuses_another_optimizer_and_another_order():
     adam = {"model.optimizer": ClassSettings("torch.optim.Adam", {"lr": 0.005})}
     with pytest.raises(ValueError, match=r"model\.optimizer\.class_path"):
-        check_fixed(changes_between(BEFORE, replaced(BEFORE, adam)), members=1)
+        check_fixed(changes_between(flat(BEFORE), replaced(BEFORE, adam)), members=1)
     for values, has_other_images in (({"data.batch_size": 8}, False), ({"data.root": "b"}, True)):
         with pytest.raises(ValueError, match="allow_changes"):
             described(values, has_other_images)

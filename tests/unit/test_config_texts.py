@@ -12,7 +12,8 @@ from msgspec import inspect
 
 from finetune.settings.configs import config_text
 from finetune.settings.fields import Setting, settings_of
-from finetune.settings.layers import Layer, Layers, make_layer, read_config, replaced
+from finetune.settings.layers import Layer, Layers, replaced
+from finetune.settings.reader import read_config, read_values
 from finetune.settings.schema import FitSettings
 from finetune.system.messages import WrongUsage
 
@@ -81,8 +82,8 @@ def test_a_value_as_text_is_that_value(data):
     text = value if isinstance(value, str) else text.partition("\n...")[0].strip()
     if (setting.about.holds_names and value is None) or setting.name == "resume":
         return  # a class may be called null, and no run `no`
-    line = Layer("finetune fit", "flag", is_command_line=True)
-    (found,) = make_layer("fit", line, {setting.name: text}).values.values()
+    line = Layer("finetune fit", "command_line")
+    (found,) = read_values("fit", line, {setting.name: text}).values.values()
     assert found == value
 
 

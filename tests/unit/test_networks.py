@@ -16,17 +16,23 @@ from torch import nn
 from torchvision import models
 from torchvision.transforms.v2 import functional as reference
 
-from finetune.models.backbones import build, normalization
+from finetune.models.backbones import SMALL_NETWORKS, build, normalization
 from finetune.models.candidates import (
     BUILT_IN,
 )
 from finetune.models.fx import fuse_batch_norm
 from finetune.models.image_classifier import build_image_classifier
 from finetune.models.network_list import ListedNetwork, timm_networks, torchvision_networks
+from finetune.models.network_names import SMALL, TORCHVISION
 from finetune.models.stages import batch_norms, head
 from finetune.models.timm_backbones import describe, is_timm, pretrained_cfg, timm_name
 from finetune.runs.licence import is_restricted, licence
 from finetune.training.dropout import make_per_image
+
+
+def test_names_that_are_known_without_torch_are_those_of_torchvision_and_ours():
+    assert sorted(TORCHVISION) == sorted(models.list_models(module=models))
+    assert set(SMALL) == SMALL_NETWORKS.keys()
 
 
 @promise("backbones")

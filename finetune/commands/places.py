@@ -1,6 +1,6 @@
-"""The layers of a command line or of a call in Python: its configs, its flags, and what stands by its position.
+"""What stands by its position, and paths: the layers of a command whose folders, checkpoints and runs exist.
 
-Places are looked at here, before torch is imported: a folder or a checkpoint that does not exist is a line at once, the
+Places are looked at before torch is imported: a folder or a checkpoint that does not exist is a line at once, the
 folder of a run stands for its checkpoint, and the address of a run for its local copy.
 """
 
@@ -8,32 +8,37 @@ import difflib
 import glob
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune.commands.run_places import (
-    check_run_address,
-    is_run_address,
-    local_checkpoint,
-    local_run,
+from finetune.data.addresses import (
+    check_address,
+    check_is_writable,
+    check_scheme,
+    is_address,
+    is_in_bucket,
 )
-from finetune.data.addresses import check_address, check_scheme, is_address, is_in_bucket
 from finetune.data.data_place import ARCHIVES, is_archive, is_copied
 from finetune.data.tables.table_file import SUFFIXES, check_supported, is_table
 from finetune.models.hub import is_hub
+from finetune.models.network_names import check_known
+from finetune.runs.local_copies import local_copy
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
+from finetune.runs.run_dir import check_name
 from finetune.settings.all_commands import COMMANDS
 from finetune.settings.configs import shipped
 from finetune.settings.fields import Setting, settings_of
-from finetune.settings.layers import Layer, Layers, make_layer, read_config
-from finetune.settings.line import Line
+from finetune.settings.layers import Layer, Layers
+from finetune.settings.reader import read_config
 from finetune.system.messages import NotFound, WrongUsage
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic")
 # Settings whose value may be an address of images.
 _IMAGE_PLACES = ("data.predict", "data.root", "verify_on")
+# Commands that read a checkpoint from object storage.
+_READERS = ("predict", "validate", "test", "serve")
 
 
 @dataclass
@@ -64,49 +69,57 @@ class _Given:
             raise WrongUsage(f"is set twice: {value!r} and {given!r}", name)
 
 
-def line_layers(line: Line) -> Layers:
-    """Return the layers of a command line.
-
-    Raises:
-        WrongUsage: A value or a place is wrong.
-    """
-    is_printed = line.asks == "config"
-    return layers_of(line.command, line.flags, line.configs, line.places, True, is_printed)
-
-
 def layers_of(
     command: str,
-    values: Mapping[str, Any],
+    typed: Layer,
     configs: Sequence[str] = (),
     places: Sequence[str] = (),
-    is_command_line: bool = False,
     is_printed: bool = False,
 ) -> Layers:
-    """Return the layers of configs, settings and places.
+    """Return the layers of a command: those of configs, and on top its flags with what stands by its position.
 
     Args:
         command: The command whose settings they are.
-        values: Settings by short words or full names, as text or as their type.
+        typed: The flags, or the arguments in Python.
         configs: Paths or names of configs, of which the last one wins.
         places: What stands by its position: folders, checkpoints, images.
-        is_command_line: Whether they are texts of a command line.
         is_printed: Whether the settings are only to be printed, so that images need not be named.
 
     Raises:
-        WrongUsage: A setting does not exist, or a value or a place is wrong.
+        WrongUsage: A setting of a config does not exist, or a value or a place is wrong.
     """
-    source = f"finetune {command}" if is_command_line else "finetune"
-    empty = Layer(source, "flag", is_command_line=is_command_line)
-    flags = make_layer(command, empty, values)
     found = [os.path.expanduser(place) for place in places]
-    if command != "predict" and flags.values.get("data.predict") is not None:
+    if command != "predict" and typed.values.get("data.predict") is not None:
         raise WrongUsage("images to classify are for finetune predict, not here", "data.predict")
-    given = _Given(command, dict(flags.values), found, bool(configs), is_printed)
+    given = _Given(command, dict(typed.values), found, bool(configs), is_printed)
     must_exist = not given.values.get("resume")  # a run that continues has a checkpoint of its own
     layers = [_with_places(command, read_config(command, name), must_exist) for name in configs]
-    given.values |= _with_places(command, flags, must_exist).values
+    given.values |= _with_places(command, typed, must_exist).values
     _take_places(given)
-    return Layers(command, (*layers, flags._replace(values=given.values)))
+    complete = Layers(command, (*layers, typed._replace(values=given.values)))
+    if command in ("fit", "benchmark"):
+        _check_names(complete)
+    return complete
+
+
+def _check_names(layers: Layers) -> None:
+    """Check what a fit would refuse only after torch is imported, which takes seconds.
+
+    Raises:
+        WrongUsage: The name of the run or of a network is wrong, or the form of a threshold.
+    """
+    name = layers.value("name")
+    if name is not None and not layers.value("resume"):
+        check_name(name)
+    if (threshold := layers.value("threshold")) is not None:
+        # with numpy, which most commands do not need yet
+        from finetune.training.threshold import check_form
+
+        check_form(threshold)
+    names = layers.value("model.backbone").split(",")
+    for backbone in filter(None, map(str.strip, names)):
+        if backbone != "auto":
+            check_known(backbone)
 
 
 def _with_places(command: str, layer: Layer, must_exist: bool) -> Layer:
@@ -133,11 +146,26 @@ def _checked_place(command: str, setting: Setting, value: str, must_exist: bool)
     if is_address(value) and takes_images:
         check_address(value)
     elif is_address(value) and setting.is_path:
-        check_run_address(command, name, value)
+        _check_run_address(command, name, value)
     if name == "trainer.default_root_dir" and not is_address(value):
         _check_can_be_folder(name, value)
     is_run = name in ("weights", "model.weights") and _is_folder_of_weights(value)
     return _checkpoint(command, value, must_exist) if is_run or name == "ckpt_path" else value
+
+
+def _check_run_address(command: str, name: str, address: str) -> None:
+    """Check that a command can read or write a run there.
+
+    Raises:
+        WrongUsage: It cannot, or the address is invalid.
+    """
+    check_is_writable(address, f"--{name}")
+    is_read = name == "ckpt_path" and command in _READERS
+    if is_read or (command == "fit" and name in ("trainer.default_root_dir", "resume")):
+        check_address(address)
+        return
+    hint = "only fit writes there: use" if name == "trainer.default_root_dir" else "it must be"
+    raise WrongUsage(f"{address} is in object storage; {hint} a local path", name)
 
 
 def _check_can_be_folder(name: str, value: str) -> None:
@@ -150,7 +178,10 @@ def _check_can_be_folder(name: str, value: str) -> None:
 
 def _checkpoint(command: str, path: str, must_exist: bool = True) -> str:
     if is_address(path):
-        return local_checkpoint(command, path)
+        from finetune.runs.run_download import fetch_checkpoint
+
+        _check_run_address(command, "ckpt_path", path)
+        return str(fetch_checkpoint(path))
     path, message = checkpoint_of(path)
     if must_exist and not os.path.exists(path):
         hint = _nearest(path) or ": pass the folder of a run, or a file such as best.ckpt"
@@ -319,7 +350,7 @@ def _check_no_config(command: str, folder: str) -> None:
 
 def _take_run(given: _Given) -> None:
     """Make the value of `resume` of the run in `fit --resume RUN`: a run's folder or a path in it."""
-    runs = [path for path in given.places if run_of(path) or is_run_address(path)]
+    runs = [path for path in given.places if run_of(path) or _is_run_address(path)]
     named = given.values["resume"]
     if len(runs) > 1:
         raise WrongUsage("one run is needed: finetune fit --resume RUN")
@@ -331,11 +362,30 @@ def _take_run(given: _Given) -> None:
             kinds = "the folder of a run or a folder of images"
             raise NotFound(f"--resume: {path!r} does not exist; pass {kinds}{_nearest(path)}")
     if isinstance(named, str):
-        run = local_run(named) if is_in_bucket(named) else run_of(named)
+        run = _local_run(named) if is_in_bucket(named) else run_of(named)
         if not run:
             raise NotFound(f"--resume {named}: that is not the folder of a run{_nearest(named)}")
         named = run
     given.values["resume"] = named
+
+
+def _is_run_address(path: str) -> bool:
+    if not is_in_bucket(path):
+        return False
+    # imported here, since most commands need no object storage
+    from finetune.runs.run_download import is_run_there
+
+    check_address(path)
+    return is_run_there(path)
+
+
+def _local_run(address: str) -> str:
+    """Return the local copy of a run that a fit continues, after a download if the objects are newer."""
+    from finetune.runs.run_download import fetch_run
+
+    run = local_copy(address)
+    fetch_run(run)
+    return str(run)
 
 
 def _is_checkpoint(path: str) -> bool:

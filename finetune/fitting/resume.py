@@ -1,0 +1,621 @@
+"""What a fit continues: the run that `--resume` names or finds, its settings and changes of them, and its checkpoint.
+
+A fit may also start from the checkpoint of `--ckpt_path`, in a new run. Each setting says in the table what may change
+(`About.resume`).
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytorch_lightning as pl
+from torch import Tensor
+
+from finetune.data.addresses import joined, real_place
+from finetune.data.data_place import at_place
+from finetune.data.datamodule import ImageDataModule
+from finetune.distributed.launch import has_launcher
+from finetune.models.checkpoint_values import class_paths
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.exported_files import ExportedCheckpoint
+from finetune.runs.folder import Run, check_unused, has_result
+from finetune.runs.lightning_callbacks import Limits, ended_by
+from finetune.runs.local_copies import address_of, check_is_in, shown_place
+from finetune.runs.metrics_csv import MetricsCSV
+from finetune.runs.run_dir import RunDir, check_name, runs_of
+from finetune.runs.run_download import fetch_beginnings, fetch_run, has_remote_last
+from finetune.runs.run_lock import check_free, hold
+from finetune.runs.run_logger import RunLogger
+from finetune.settings.configs import flat
+from finetune.settings.fields import find_setting
+from finetune.settings.layers import Layer, Layers
+from finetune.settings.reader import read_config
+from finetune.settings.schema import IMAGE_FOLDER, FitSettings
+from finetune.system.files import link
+from finetune.system.messages import NotFound, WrongUsage
+
+log = logging.getLogger(__name__)
+
+KEY = "identity"  # of run.json
+
+Pair = tuple[Any, Any]  # the values of a setting in the run and in the command
+Changes = Mapping[str, Pair]  # by full name
+
+_PLACES = ("root", "table", "corrections")
+_CLASSES = ("data", "model.optimizer", "model.scheduler")
+# The modules of classes that a run may name.
+_TRUSTED = ("finetune.", "torch.optim.", "albumentations.")
+_LIMITS = {"trainer.max_epochs", "trainer.max_steps"}
+_OF_TEST = {"trainer.limit_test_batches", "trainer.precision"}
+# What a fit writes next to the weights, and reads when it continues.
+PROGRESS = ("epoch", "global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run is of; in a search None and "" stand for any.
+
+    Attributes:
+        place: Real path or address of the folder or table of images.
+        data_class: Class path of the data module.
+        network: The network as the user asked for it, such as `auto`.
+        chosen: The network that was trained.
+        folds: Number of folds of a cross-validation; None for a single fit.
+    """
+
+    place: str = ""
+    data_class: str = ""
+    network: str = ""
+    chosen: str = ""
+    folds: int | None = None
+
+    def as_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def difference(self, wanted: "Identity") -> str:
+        """Return how a run of this identity differs from the data and the network that a command names; "" if not."""
+        if wanted.network and wanted.network not in (self.network, self.chosen):
+            return f"of another network ({self.chosen}, not {wanted.network})"
+        if wanted.data_class and wanted.data_class != self.data_class:
+            return f"of other data ({self.data_class}, not {wanted.data_class})"
+        if wanted.place and wanted.place != self.place:
+            return f"of other data ({self.place}, not {wanted.place})"
+        return ""
+
+
+def read_identity(run: Path) -> Identity | None:
+    """Return the identity of a run; None if it has recorded none, or its run.json is damaged."""
+    try:
+        return msgspec.convert(RunDir(run).facts().get(KEY), Identity)
+    except ValueError:  # of both
+        return None
+
+
+def run_to_continue(asked: FitSettings, layers: Layers, root: Path) -> tuple[Path | None, str]:
+    """Return the run that `--resume` continues, None for none, and a note about the choice.
+
+    Args:
+        asked: The settings of the command.
+        layers: Who has set what.
+        root: The folder of runs.
+
+    Raises:
+        ValueError: The run that is named is of other data or another network, or has no checkpoint from which training
+            can continue; or there is neither a run to continue nor data for a new one.
+    """
+    wanted = _wanted(asked, layers)
+    if isinstance(asked.resume, str):
+        run = Path(asked.resume)
+        if len(run.parts) < 3 or ".." in run.parts:  # the folder of runs is its second parent
+            run = Path(os.path.abspath(run))
+        _check_named(run, wanted)
+        check_is_in(layers.typed.get("trainer.default_root_dir"), run)
+        return run, ""
+    if asked.name is not None:
+        run = root / "fit" / asked.name
+        fetch_run(run)
+        if run.exists() and (has_result(run) or RunDir(run).num_folds):
+            _check_named(run, wanted)
+            return run, ""
+        check_name(asked.name)
+        check_unused(run)
+        return None, _new_run(f"no run {shown_place(run)}", layers)
+    found = find_run(root, wanted)
+    passed = found.passed_in_words()
+    if found.begun is not None:
+        return None, _new_run(f"that {found.begun} ended before its first checkpoint", layers)
+    if found.run is None:
+        where = shown_place((root / "fit").resolve())
+        why = f", since {passed}" if passed else ""
+        why_new = f"no run of these data and this network in {where} to continue{why}"
+        return None, _new_run(why_new, layers)
+    fetch_run(found.run)
+    check_has_last(found.run)
+    return found.run, passed and f"passed over: {passed}"
+
+
+def _wanted(asked: FitSettings, layers: Layers) -> Identity:
+    """Return the data and the network that the user names; "" and None for any."""
+    place = layers.value("data.table") or layers.value("data.root")
+    data_class = asked.data.class_path
+    return Identity(
+        place=real_place(place) if place else "",
+        data_class="" if data_class == IMAGE_FOLDER else data_class,  # the default is any class
+        network=asked.model.backbone if layers.is_explicit("model.backbone") else "",
+        folds=asked.folds,
+    )
+
+
+def _check_named(run: Path, wanted: Identity) -> None:
+    """Check that a run that the user names can continue; its data may have been moved.
+
+    Raises:
+        ValueError: It has no checkpoint, another number of folds, or is of another network or data class.
+    """
+    fetch_run(run)
+    check_has_last(run)
+    folder = RunDir(run)
+    folds = folder.num_folds
+    if folds is None and not folder.has("last"):
+        last = shown_place(folder.checkpoint("last"))
+        raise NotFound(f"--resume {shown_place(run)}: there is no {last} to continue from")
+    if wanted.folds not in (None, folds):
+        has = f"{folds} folds" if folds else "no folds"
+        raise WrongUsage(f"{run} has {has}, not {wanted.folds}: omit --folds")
+    identity = read_identity(run)
+    if identity is not None and (difference := identity.difference(replace(wanted, place=""))):
+        raise WrongUsage(f"--resume {run}: the run is {difference}")
+
+
+def _new_run(why: str, layers: Layers) -> str:
+    """Return the note about a new run, in place of one that continues.
+
+    Raises:
+        NotFound: There is no data for it.
+    """
+    is_folder = layers.value("data.class_path") == IMAGE_FOLDER
+    if is_folder and not layers.value("data.root") and not layers.value("data.table"):
+        hint = "and there is no data for a new one: finetune fit FOLDER --resume"
+        raise NotFound(f"--resume found {why}, {hint}")
+    return f"--resume found {why}: a new run begins"
+
+
+class Found(NamedTuple):
+    """The run of the data and the network of a command that `--resume` continues.
+
+    Attributes:
+        run: Its folder; None if there is none.
+        begun: A newer run of the same that ended before its first checkpoint; None for none.
+        passed: Newer runs of other data or another network, and how they differ.
+    """
+
+    run: Path | None
+    begun: Path | None
+    passed: Mapping[Path, str]
+
+    def passed_in_words(self) -> str:
+        """Return the newest run that was passed over and how it differs, in words; "" for none."""
+        if not self.passed:
+            return ""
+        run, difference = next(iter(self.passed.items()))
+        more = f", and {len(self.passed) - 1} older of others, too" if len(self.passed) > 1 else ""
+        return f"{run} is {difference}{more} (--resume RUN continues it)"
+
+
+def find_run(root: Path, wanted: Identity) -> Found:
+    """Return the run of `fit` in a folder of runs that goes on: the newest one that has the wanted identity.
+
+    Runs that have ended come after all others. A cross-validation is found if it has the wanted number of folds, or has
+    not ended if none is wanted.
+
+    Args:
+        root: The folder of runs.
+        wanted: The data and the network.
+
+    Raises:
+        ValueError: Another process has begun a run of this identity.
+        StorageError: The runs are in object storage, which cannot be reached.
+    """
+    fetch_beginnings(root)
+    passed: dict[Path, str] = {}
+    ended: Found | None = None
+    begun: Path | None = None
+    for run in reversed(runs_of(root)):
+        identity = read_identity(run)
+        folder = RunDir(run)
+        has_last = folder.has("last") or (address_of(run) is not None and has_remote_last(run))
+        has_best = folder.has("best")  # alone, if last.ckpt was deleted
+        if identity is None:
+            if has_last:
+                passed[run] = "without a readable run.json"
+            continue
+        if wanted.folds is not None and identity.folds != wanted.folds:
+            continue
+        if difference := identity.difference(wanted):
+            passed[run] = difference
+        elif folder.has_ended and (has_last or has_best or identity.folds is not None):
+            if wanted.folds is not None or identity.folds is None:
+                ended = ended or Found(run, begun, dict(passed))
+        elif has_last or identity.folds is not None:
+            return Found(run, None, passed)
+        else:
+            # This never finds a run of our own rank 0: that makes its folder after all ranks have passed this line.
+            check_free(run)
+            begun = begun or run
+    return ended or Found(None, begun, passed)
+
+
+def check_has_last(run: Path) -> None:
+    """Check that the last.ckpt of a finished run was not deleted.
+
+    A run that was killed may have only a best.ckpt, too: that of a validation in its first epoch.
+
+    Raises:
+        WrongUsage: It was.
+    """
+    folder = RunDir(run)
+    is_kept = folder.has("best") and not folder.has("last")
+    if is_kept and folder.has_ended and folder.num_folds is None:
+        raise WrongUsage(
+            f"{shown_place(run)} cannot be resumed: its last.ckpt was deleted (--keep_last false); "
+            f"start a new run from its weights: finetune fit FOLDER --weights {run}"
+        )
+
+
+def settings_of_run(run: Path, layers: Layers) -> Layer:
+    """Return the settings of a run as a layer, without those of the command that began it.
+
+    Raises:
+        ValueError: config.yaml is missing or damaged.
+    """
+    path = run / "config.yaml"
+    try:
+        values = dict(read_config("fit", str(path), "run").values)
+    except FileNotFoundError:
+        raise NotFound(f"--resume {run}: it has no config.yaml, so it cannot continue") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; begin a new run without --resume") from error
+    _check_trusted(path, values, layers)
+    for name in ("resume", "allow_changes", "minutes", "name"):
+        values.pop(name, None)
+    if has_launcher():  # torchrun or srun decides; the run may have begun with another number
+        values.pop("trainer.devices", None)
+        values.pop("trainer.num_nodes", None)
+    explicit = [name for name in ("root", "table") if layers.is_explicit(f"data.{name}")]
+    data = {name[5:]: values.pop(name) for name in list(values) if name.startswith("data.")}
+    folder = str(RunDir(run).facts().get("folder") or "")
+    if os.path.isdir(folder) and not os.path.samefile(folder, os.curdir):
+        # the paths of the data are relative to the folder in which the run began
+        data |= {name: joined(folder, data[name]) for name in _PLACES if data.get(name)}
+    values |= {f"data.{name}": value for name, value in at_place(data, explicit).items()}
+    return Layer(str(path), "run", values)
+
+
+def _check_trusted(config: Path, values: Mapping[str, Any], layers: Layers) -> None:
+    """Check that a run's config.yaml names no class of a module of others: importing it runs its code.
+
+    Raises:
+        ValueError: It does.
+    """
+    named = [(f"{name}.class_path", values.get(f"{name}.class_path")) for name in _CLASSES]
+    named += [
+        ("data.augmentations", path) for path in class_paths(values.get("data.augmentations"))
+    ]
+    for name, class_path in named:
+        is_known = "." not in str(class_path) or str(class_path).startswith(_TRUSTED)
+        if not is_known and not layers.is_explicit(name):
+            option = name.removesuffix(".class_path")
+            raise ValueError(
+                f"{config} names the class {class_path}, and importing it runs its code: if you trust it, pass "
+                f"--{option} with it"
+            )
+
+
+@dataclass(frozen=True)
+class Start:
+    """The checkpoint from which a fit starts, read once.
+
+    Attributes:
+        path: Its file.
+        content: Its content. Tensors have shapes and types, but no values, except in the record of seen images.
+        version: Inode, modification time and size of the file, by which a replaced file is detected.
+    """
+
+    path: Path | str
+    content: Mapping[str, Any]
+    version: tuple[int, int, int]
+
+    def check_unchanged(self) -> None:
+        """Check that the file is still the one that was read.
+
+        Raises:
+            ValueError: The file has been replaced, so decisions based on its content may be wrong.
+        """
+        if _version(self.path) != self.version:
+            raise ValueError(
+                f"another process has written {self.path} since this one read it: start this command again"
+            )
+
+
+def read_start(path: Path | str) -> Start:
+    """Read a checkpoint and drop the values of its tensors: Lightning reads them when training starts.
+
+    Raises:
+        ValueError: It is not a checkpoint of finetune.
+        WrongUsage: It is an exported file.
+    """
+    version = _version(path) if Path(path).is_file() else (0, 0, 0)
+    checkpoint = read_checkpoint(path)
+    if isinstance(checkpoint, ExportedCheckpoint):
+        raise WrongUsage(
+            f"{path} is an exported file, which cannot be resumed: pass the checkpoint"
+        )
+    content = _without_values(checkpoint)
+    content["finetune"] = checkpoint[
+        "finetune"
+    ]  # small, and the record of seen images is continued
+    return Start(path, content, version)
+
+
+def _version(path: Path | str) -> tuple[int, int, int]:
+    status = os.stat(path)
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _without_values(content: Any) -> Any:
+    """Return nested containers in which tensors hold no memory."""
+    if isinstance(content, Tensor):
+        return content.to("meta")
+    if isinstance(content, Mapping):
+        return {key: _without_values(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_without_values(value) for value in content]
+    return content
+
+
+def check_resumable(start: Start) -> None:
+    """Check that training can continue from a checkpoint.
+
+    Raises:
+        ValueError: It lacks what a fit writes next to the weights.
+    """
+    checkpoint = start.content
+    missing = [name for name in PROGRESS if name not in checkpoint]
+    is_solved = checkpoint["hyper_parameters"].get("freeze") == "backbone"  # without an optimizer
+    if not missing and not checkpoint["optimizer_states"] and not is_solved:
+        missing = ["optimizer_states"]
+    if missing:
+        hint = f"begin a new run with its weights: --weights {start.path}"
+        raise ValueError(
+            f"training cannot continue from {start.path}, which has no {', '.join(missing)}: {hint}"
+        )
+
+
+def changes_between(old: Mapping[str, Any], now: FitSettings) -> dict[str, Pair]:
+    """Return the settings of a command that differ from those of a run and have an effect, by full name.
+
+    Arguments that only one of two classes has are left out: the names of the classes differ already.
+
+    Args:
+        old: The values in the run's config.yaml, by full name.
+        now: The settings of the command.
+    """
+    new = flat(now)
+    common = [name for name in old if name in new and _kind_of(name) != "free"]
+    return {name: (old[name], new[name]) for name in common if old[name] != new[name]}
+
+
+def held_settings(changes: Changes) -> set[str]:
+    """Return the names of the settings that keep the value of the run, since its checkpoint has them."""
+    return {".".join(name.split(".")[:2]) for name in _of_kind(changes, "stays")}
+
+
+def describe_held(changes: Changes) -> str:
+    """Return in words which settings keep the value of the run; "" for none."""
+    return "; ".join(
+        f"{name} stays {json.dumps(before)}, not {json.dumps(now)}, since the checkpoint decides"
+        for name, (before, now) in _of_kind(changes, "stays").items()
+    )
+
+
+def check_fixed(changes: Changes, members: int) -> None:
+    """Check that no setting differs with which the state of optimizer or scheduler would not fit.
+
+    Args:
+        changes: The settings that differ.
+        members: Number of networks of the run.
+
+    Raises:
+        ValueError: One does.
+    """
+    # an ensemble cannot give its weights to a new run
+    hint = "may start from its weights: --model.weights LAST.CKPT" if members == 1 else "begins"
+    if fixed := _of_kind(changes, "fixed"):
+        raise ValueError(
+            f"the run cannot continue with {_in_words(fixed)}; a new run {hint} without --resume"
+        )
+
+
+def check_changes(
+    start: Start, data: ImageDataModule, changes: Changes, allow: bool | None, is_finished: bool
+) -> str:
+    """Return what has changed since a run began, in words; "" for nothing.
+
+    Args:
+        start: Its last checkpoint.
+        data: The images of the command.
+        changes: The settings that differ.
+        allow: Whether training may see the images in another order; None if it can never be allowed.
+        is_finished: Whether the run has nothing left to train, so that settings of data and model have no effect.
+
+    Raises:
+        ValueError: Something has changed that must not change.
+    """
+    names = start.content["hyper_parameters"]["class_names"]
+    if names != data.class_names:
+        raise ValueError(
+            f"{Path(start.path).parents[1]} is of the classes {', '.join(names)}, and {data.root} has "
+            f"{', '.join(data.class_names)}: begin a new run without --resume"
+        )
+    has_other_images = start.content["finetune"]["data_fingerprint"] != data.fingerprint
+    return describe_changes(changes, has_other_images, allow, is_finished)
+
+
+def describe_changes(
+    changes: Changes, has_other_images: bool, allow: bool | None, is_finished: bool = False
+) -> str:
+    """Return changes in words; see `check_changes`.
+
+    Raises:
+        ValueError: A setting has changed that must not change.
+    """
+    of_images = _of_kind(changes, "images")
+    order = _of_kind(changes, "order")
+    if has_other_images:
+        order |= of_images | _of_kind(changes, "place")
+    _check_order(order, has_other_images, allow)
+    changed = _of_kind(changes, "changes")
+    if not has_other_images:
+        changed |= of_images
+    if is_finished:
+        _check_not_trained_otherwise(changed)
+        changed = {name: pair for name, pair in changed.items() if name in _OF_TEST}
+    changed |= order
+    words = f"changed: {_in_words(changed)}" if changed else ""
+    return "; ".join(filter(None, [words, describe_held(changes)]))
+
+
+def _check_order(order: Changes, has_other_images: bool, allow: bool | None) -> None:
+    """Check that training sees the images in the order in which the run began, unless another one is allowed.
+
+    Raises:
+        ValueError: The order changes.
+    """
+    if allow or not (order or has_other_images):
+        return
+    what = "train or validate on other images, labels or groups: restore them"
+    if order:
+        what = f"train in another order with {_in_words(order)}: keep the old value"
+    or_allow = "" if allow is None else ", or continue with --allow_changes true"
+    raise ValueError(f"the run would {what}, or begin a new run without --resume{or_allow}")
+
+
+def check_not_prolonged(run: Path, changes: Changes) -> None:
+    """Check that a run whose last.ckpt was deleted at its end is not to train to another limit.
+
+    Raises:
+        WrongUsage: It is.
+    """
+    limits = {name: pair for name, pair in changes.items() if name in _LIMITS}
+    if limits:
+        raise WrongUsage(
+            f"{shown_place(run)} cannot continue with {_in_words(limits)}: its last.ckpt was deleted "
+            "(--keep_last false)"
+        )
+
+
+def _check_not_trained_otherwise(changed: Changes) -> None:
+    """Check that the command of a finished run has the settings of data and model with which it was trained.
+
+    Raises:
+        ValueError: One differs.
+    """
+    trained = {name: pair for name, pair in changed.items() if name.startswith(("data.", "model."))}
+    if trained:
+        raise ValueError(
+            f"the run is finished, and was not trained with {_in_words(trained)}: leave that as it was, or begin a new "
+            "run without --resume"
+        )
+
+
+def _kind_of(name: str) -> str:
+    """Return what `--resume` does with a setting of this full name; see `About.resume`."""
+    if name in ("model.optimizer.class_path", "model.scheduler.class_path"):
+        return "fixed"
+    if name.startswith(("model.optimizer.", "model.scheduler.")):
+        return "stays"
+    setting = find_setting(FitSettings, name)
+    return "changes" if setting is None else setting.about.resume  # an argument of an own class
+
+
+def _of_kind(changes: Changes, kind: str) -> dict[str, Pair]:
+    return {name: pair for name, pair in changes.items() if _kind_of(name) == kind}
+
+
+def _in_words(changes: Changes) -> str:
+    return ", ".join(
+        f"{name} {json.dumps(now)} (was {json.dumps(before)})"
+        for name, (before, now) in changes.items()
+    )
+
+
+def limit_reached(start: Start | None, is_resumed: bool, limits: Limits) -> str:
+    """Return the limit that the run to resume has reached, in words; "" if training continues.
+
+    Args:
+        start: The first checkpoint; None for none.
+        is_resumed: Whether its run continues. Otherwise a new run starts from it.
+        limits: The limits of the Trainer.
+
+    Raises:
+        ValueError: A new run has nothing to train.
+    """
+    finished = ended_by(start.content, limits) if start else ""
+    if start and finished and not is_resumed:
+        raise ValueError(
+            f"{start.path} has nothing left to train, with {finished}: raise that limit, or measure the checkpoint by "
+            f"finetune test {start.path}"
+        )
+    return finished
+
+
+def continue_run(trainer: pl.Trainer, run: Run, start: Start, message: str) -> None:
+    """Prepare a run's folder and loggers for its next steps, and log what has changed.
+
+    Args:
+        trainer: The trainer, with the callbacks and loggers of the run.
+        run: The run. Its folder is chosen already.
+        start: Its last checkpoint.
+        message: What has changed since the run began, in words; "" for nothing.
+
+    Raises:
+        ValueError: Another process continues this run, or has done so in the meantime.
+    """
+    if trainer.is_global_zero:
+        hold(run.checkpoint("last").parents[1])
+        start.check_unchanged()
+        run.continue_upload()
+    facts = start.content["finetune"]
+    step = start.content["global_step"]
+    run.began_from = facts.get("began_from")
+    run.licence = facts.get("licence_of_the_weights")
+    if trainer.is_global_zero:
+        log.info("resuming %s from step %d%s", run.place, step, message and f"; {message}")
+    for logger in trainer.loggers:
+        if isinstance(logger, (MetricsCSV, RunLogger)):
+            logger.rewind(step)
+
+
+def restore_progress(trainer: pl.Trainer, run: Run, start: Start) -> None:
+    """Set a trainer's progress to that of a finished run, so that its test is logged at the last step.
+
+    Without validation, best.ckpt is a link to last.ckpt. If a killed process has not created it, this does.
+    """
+    last = run.checkpoint("last")
+    best = run.checkpoint("best")
+    checkpoint = start.content
+    trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    epochs.completed = epochs.processed  # it is one less in a checkpoint at the end of an epoch
+    is_stale = not best.exists() or best.stat().st_mtime < last.stat().st_mtime
+    if (
+        is_stale
+        and checkpoint["callbacks"]["Checkpoints"]["highest"] is None
+        and trainer.is_global_zero
+    ):
+        link(last, best)
