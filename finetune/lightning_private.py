@@ -4,8 +4,7 @@ Private names may change with any release. No other module uses them, except tha
 of LightningCLI. All functions are written for Lightning 2.6. Review them before you raise that version.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -110,20 +109,6 @@ def is_validation_next(trainer: "pl.Trainer") -> bool:
 def num_logged_steps(trainer: "pl.Trainer") -> int:
     """Return the step that Lightning logs the next metrics with."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
-
-
-@contextmanager
-def counted_as_logged(trainer: "pl.Trainer") -> Iterator[None]:
-    """Count the current batch as a logged step within a block.
-
-    Lightning counts it only after validation. A checkpoint that is written before that would not include it.
-    """
-    loop = trainer.fit_loop.epoch_loop
-    loop._batches_that_stepped += 1
-    try:
-        yield
-    finally:
-        loop._batches_that_stepped -= 1
 
 
 # Metrics and checkpoints

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from msgspec.structs import asdict
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import Callback, Checkpoint, EarlyStopping
+from pytorch_lightning.callbacks import Callback, Checkpoint
 from pytorch_lightning.utilities import rank_zero_only
 
 import finetune
@@ -26,7 +26,7 @@ from finetune.reports.live_report import LiveReport
 from finetune.runs.checkpoint_io import AtomicCheckpointIO
 from finetune.runs.clock import Clock
 from finetune.runs.folder import Run, RunFolder
-from finetune.runs.lightning_callbacks import Rates
+from finetune.runs.learning_rates import Rates
 from finetune.runs.local_copies import address_of, local_copy
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
@@ -34,7 +34,6 @@ from finetune.runs.predictions import AnswersWriter
 from finetune.runs.results import Results, Skipped
 from finetune.runs.run_download import names_there
 from finetune.runs.run_logger import LoggedConfig, attach
-from finetune.runs.worse_than_start import WorseThanStart
 from finetune.settings.fields import ClassSettings
 from finetune.settings.schema import (
     Data,
@@ -177,27 +176,20 @@ def build_model(settings: ModelSettings, data: ImageDataModule) -> Classifier:
     )
 
 
-def fit_callbacks(settings: FitSettings, run: Run, monitor: str) -> list[Callback]:
+def fit_callbacks(settings: FitSettings, run: Run) -> list[Callback]:
     """Return the callbacks of a fit.
 
     Args:
         settings: Its settings.
         run: Its run.
-        monitor: Name of the metric by which the best epoch is chosen.
     """
     callbacks: list[Callback] = [
         Rates(),
-        Checkpoints(run, settings.checkpoint_every_n_steps),
+        Checkpoints(run, settings.checkpoint_every_n_steps, settings.patience),
         Clock(run),
-        WorseThanStart(),
     ]
     if settings.report:
         callbacks.append(LiveReport(run))
-    if settings.patience is not None:
-        # not strict: a limit may end the run before its first validation
-        callbacks.append(
-            EarlyStopping(monitor, mode="max", patience=settings.patience, strict=False)
-        )
     return [*callbacks, AnswersWriter(run)]
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Trainer, seed_everything
-from pytorch_lightning.callbacks import EarlyStopping
 
 from finetune.data.data_place import place_of
 from finetune.data.datamodule import ImageDataModule
@@ -30,7 +29,12 @@ from finetune.fitting.build import (
 )
 from finetune.fitting.command_process import closing, stopped_at_once
 from finetune.fitting.decide import decide
-from finetune.fitting.fit_checks import check_begun_from, check_has_positives, check_validated
+from finetune.fitting.fit_checks import (
+    check_begun_from,
+    check_has_positives,
+    check_validated,
+    check_validates_after_steps,
+)
 from finetune.fitting.folds import fit_folds
 from finetune.fitting.plan import Plan, answer, plan_file, read_plan, start_ranks_with
 from finetune.fitting.resume import (
@@ -45,7 +49,7 @@ from finetune.models.weights import read_weights
 from finetune.runs.folder import Run
 from finetune.runs.headline import NO_RESULT
 from finetune.runs.licence import is_restricted, licence
-from finetune.runs.lightning_callbacks import Limits
+from finetune.runs.limits import Limits
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run
@@ -141,7 +145,7 @@ def build(plan: Plan) -> Parts:
         )
         plan = plan.put({"trainer.precision": precision})
     run = Run(settings.trainer.default_root_dir, "fit", name=settings.name)
-    callbacks = fit_callbacks(settings, run, model.task.monitor)
+    callbacks = fit_callbacks(settings, run)
     trainer = build_trainer(plan.settings.trainer, run, plan.config, callbacks)
     check_fit(trainer, model, data, "fit", settings.test_after_fit)
     return Parts(plan, trainer, model, data, run)
@@ -168,7 +172,7 @@ def _fit(parts: Parts) -> None:
         train(parts, changed)
     else:
         assert parts.plan.start is not None, "a run that has reached a limit has a checkpoint"
-        restore_progress(parts.trainer, parts.run, parts.plan.start)
+        restore_progress(parts.trainer, parts.plan.start)
     if finished and _is_complete(parts):
         _print_finished(parts, "; ".join(filter(None, [finished, changed])))
         if parts.trainer.is_global_zero:
@@ -224,7 +228,8 @@ def _prepare(parts: Parts) -> tuple[str, str]:
         Text about the limit that the run to resume has reached, and text about changes since it began; "" for none.
     """
     plan = parts.plan
-    finished = limit_reached(plan.start, plan.run is not None, Limits.of(parts.trainer))
+    limits = Limits(parts.trainer.max_epochs, parts.trainer.max_steps, plan.settings.patience)
+    finished = limit_reached(plan.start, plan.run is not None, limits)
     parts.run.path = plan.run
     changed = ""
     if plan.run is not None and plan.start is not None:
@@ -256,6 +261,7 @@ def train(parts: Parts, changed: str) -> None:
         check_validated(trainer, parts.data, "--patience counts validations")
     if parts.plan.settings.threshold is not None:
         check_has_positives(trainer, parts.data)
+    check_validates_after_steps(trainer, parts.data)
     first = None if plan.start is None else plan.start.path
     run.beginning = {
         "command": plan.command,
@@ -366,22 +372,13 @@ def _check_stop(parts: Parts) -> None:
         Interrupted: A signal has ended training.
     """
     trainer = parts.trainer
-    most = parts.plan.settings.patience
-    stopped_by = _checkpoints(parts).stopped_by
-    if stopped_by and parts.has_test:
-        raise Interrupted(stopped_by)
-    if most is None or not trainer.is_global_zero:
-        return
-    # Not `stopped_epoch`: a run that is resumed with more patience still has the old value.
-    monitor = parts.model.task.monitor
-    waits = (
-        callback.wait_count
-        for callback in trainer.callbacks  # type: ignore[attr-defined]
-        if isinstance(callback, EarlyStopping)
-    )
-    if any(wait >= most for wait in waits):
+    checkpoints = _checkpoints(parts)
+    most = checkpoints.patience
+    if checkpoints.stopped_by and parts.has_test:
+        raise Interrupted(checkpoints.stopped_by)
+    if trainer.is_global_zero and most is not None and checkpoints.num_waited >= most:
         message = "stopped after epoch %d: %s did not improve in --patience %d validations"
-        log.info(message, trainer.current_epoch, monitor, most)
+        log.info(message, trainer.current_epoch, parts.model.task.monitor, most)
 
 
 def _checkpoints(parts: Parts) -> Checkpoints:

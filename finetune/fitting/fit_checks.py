@@ -155,10 +155,33 @@ def check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None:
 
 def _first_validation(trainer: Trainer, num_batches: int) -> int:
     """Return after how many batches a fit first validates."""
-    interval = trainer.val_check_interval
     batches = batches_within(trainer.limit_train_batches, num_batches)
-    inside = interval if isinstance(interval, int) else max(1, int(batches * interval))
-    return inside + ((trainer.check_val_every_n_epoch or 1) - 1) * batches
+    return (
+        _validation_interval(trainer, batches)
+        + ((trainer.check_val_every_n_epoch or 1) - 1) * batches
+    )
+
+
+def _validation_interval(trainer: Trainer, num_batches: int) -> int:
+    """Return the number of batches between validations in an epoch of `num_batches` batches."""
+    interval = trainer.val_check_interval
+    return interval if isinstance(interval, int) else max(1, int(num_batches * interval))
+
+
+def check_validates_after_steps(trainer: Trainer, data: ImageDataModule) -> None:
+    """Make sure that no validation within an epoch comes between batches whose gradients are accumulated.
+
+    Raises:
+        ValueError: One does.
+    """
+    num = trainer.accumulate_grad_batches
+    batches = batches_within(trainer.limit_train_batches, data.num_batches)
+    each = _validation_interval(trainer, batches)
+    if "val" in data.splits and each < batches and each % num != 0:
+        raise ValueError(
+            f"trainer.val_check_interval {trainer.val_check_interval} validates every {each} batches, inside a step of "
+            f"trainer.accumulate_grad_batches {num}: set a multiple of it"
+        )
 
 
 def check_has_positives(trainer: Trainer, data: ImageDataModule) -> None:

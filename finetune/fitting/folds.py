@@ -34,7 +34,7 @@ from finetune.inference.joined_checkpoint import join_checkpoints
 from finetune.reports.report_page import page_of
 from finetune.runs.folder import Run, has_result, missing_folders, remove_empty
 from finetune.runs.headline import INTERVAL, headline_of
-from finetune.runs.lightning_callbacks import Limits, ended_by
+from finetune.runs.limits import Limits
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.result_file import write_result
 from finetune.runs.run_dir import RunDir, now
@@ -167,8 +167,9 @@ def _check_changes(plan: Plan, folder: Path) -> None:
             check_not_prolonged(run.path, changes)
         start = read_start(run.checkpoint("last" if run.has("last") else "best"))
         trainer = of_fold.settings.trainer
-        limits = Limits(max_epochs=trainer.max_epochs, max_steps=trainer.max_steps)
-        is_finished = not run.has("last") or bool(ended_by(start.content, limits))
+        patience = of_fold.settings.patience
+        limits = Limits(trainer.max_epochs, trainer.max_steps, patience)
+        is_finished = not run.has("last") or bool(limits.reached(start.content))
         with only_errors("finetune.data"):  # the fold logs the same
             data = open_data(of_fold.settings.data)
             data.read()

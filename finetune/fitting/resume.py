@@ -24,7 +24,7 @@ from finetune.models.checkpoint_values import class_paths
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import ExportedCheckpoint
 from finetune.runs.folder import Run, check_unused, has_result
-from finetune.runs.lightning_callbacks import Limits, ended_by
+from finetune.runs.limits import Limits
 from finetune.runs.local_copies import address_of, check_is_in, shown_place
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.run_dir import RunDir, check_name, runs_of
@@ -36,7 +36,6 @@ from finetune.settings.fields import find_setting
 from finetune.settings.layers import Layer, Layers
 from finetune.settings.reader import read_config
 from finetune.settings.schema import IMAGE_FOLDER, FitSettings
-from finetune.system.files import link
 from finetune.system.messages import NotFound, WrongUsage
 
 log = logging.getLogger(__name__)
@@ -560,12 +559,12 @@ def limit_reached(start: Start | None, is_resumed: bool, limits: Limits) -> str:
     Args:
         start: The first checkpoint; None for none.
         is_resumed: Whether its run continues. Otherwise a new run starts from it.
-        limits: The limits of the Trainer.
+        limits: The limits of the fit.
 
     Raises:
         ValueError: A new run has nothing to train.
     """
-    finished = ended_by(start.content, limits) if start else ""
+    finished = limits.reached(start.content) if start else ""
     if start and finished and not is_resumed:
         raise ValueError(
             f"{start.path} has nothing left to train, with {finished}: raise that limit, or measure the checkpoint by "
@@ -601,21 +600,8 @@ def continue_run(trainer: pl.Trainer, run: Run, start: Start, message: str) -> N
             logger.rewind(step)
 
 
-def restore_progress(trainer: pl.Trainer, run: Run, start: Start) -> None:
-    """Set a trainer's progress to that of a finished run, so that its test is logged at the last step.
-
-    Without validation, best.ckpt is a link to last.ckpt. If a killed process has not created it, this does.
-    """
-    last = run.checkpoint("last")
-    best = run.checkpoint("best")
-    checkpoint = start.content
-    trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
+def restore_progress(trainer: pl.Trainer, start: Start) -> None:
+    """Set a trainer's progress to that of a finished run, so that its test is logged at the last step."""
+    trainer.fit_loop.load_state_dict(start.content["loops"]["fit_loop"])
     epochs: Any = trainer.fit_loop.epoch_progress.current
     epochs.completed = epochs.processed  # it is one less in a checkpoint at the end of an epoch
-    is_stale = not best.exists() or best.stat().st_mtime < last.stat().st_mtime
-    if (
-        is_stale
-        and checkpoint["callbacks"]["Checkpoints"]["highest"] is None
-        and trainer.is_global_zero
-    ):
-        link(last, best)

@@ -14,7 +14,6 @@ from finetune.models.checkpoint_values import (
     Rule,
     are_class_names,
     are_dicts,
-    are_limits,
     are_loops,
     are_optimizer_states,
     are_train_metrics,
@@ -36,7 +35,7 @@ from finetune.models.checkpoint_values import (
 )
 from finetune.settings.fields import Section, Setting, expected, settings_of
 from finetune.settings.schema import DATA_CLASSES, DataSettings, ModelSettings, Pixels, Precision
-from finetune.system.messages import WrongUsage, shown
+from finetune.system.messages import WrongUsage
 
 REQUIRED_SECTIONS = frozenset(
     {"state_dict", "hyper_parameters", "datamodule_hyper_parameters", "finetune"}
@@ -47,7 +46,6 @@ _DATA_WITHOUT = frozenset({"class_path", "num_workers", "cache_limit_gb", "class
 
 _TEXT = Rule("text", is_text)
 _OPTIONAL_TEXT = Rule("text or null", is_optional_text)
-_BOOL = Rule("true or false", lambda value: type(value) is bool)
 _COUNT = Rule("a whole number, at least 0", is_count)
 
 
@@ -112,7 +110,7 @@ FINETUNE = MappingProxyType(
     }
 )
 
-# The states of our callbacks by class, and of Lightning's callbacks that we read. Lightning's may have further keys.
+# The states of our callbacks that we read, by class.
 CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
     {
         "Checkpoints": {
@@ -121,24 +119,7 @@ CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
                 lambda value: value is None or is_number(value, 0, 1),
                 True,
             ),
-            "is_stopped": _BOOL,
-            "limits": Rule("limits of a run, or null", are_limits),
-        },
-        "WorseThanStart": {
-            "accuracy": Rule(
-                "a number from 0 to 1, or null",
-                lambda value: value is None or is_number(value, 0, 1),
-                True,
-            ),
-            "num_worse": Rule("a whole number, at least 0", is_count, True),
-        },
-    }
-)
-_LIGHTNING_CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
-    {
-        "EarlyStopping": {
-            "wait_count": Rule("a whole number, at least 0", is_count, True),
-            "patience": Rule("a whole number, at least 0", is_count, True),
+            "num_waited": _COUNT,
         },
     }
 )
@@ -217,12 +198,8 @@ def _check_fits_together(data: Mapping[str, Any], file: object) -> None:
 
 def _check_callbacks(callbacks: Mapping[str, Any], file: object) -> None:
     for key, state in callbacks.items():
-        kind = key.partition("{")[0]  # Lightning appends arguments: EarlyStopping{'monitor': …}
-        section = f"callbacks.{shown(key)[:80]}"
-        if kind in CALLBACKS:
-            check_section(state, CALLBACKS[kind], section, file)
-        elif kind in _LIGHTNING_CALLBACKS:
-            check_section(state, _LIGHTNING_CALLBACKS[kind], section, file, is_closed=False)
+        if key in CALLBACKS:
+            check_section(state, CALLBACKS[key], f"callbacks.{key}", file)
 
 
 def _check_buffers(checkpoint: Mapping[str, Any], file: object) -> None:

@@ -169,10 +169,6 @@ def is_interpolation(value: Any) -> bool:
     return has_both_ends and value["share"] in shares and is_count(value["num_images"], 1)
 
 
-def are_limits(value: Any) -> bool:
-    return value is None or (type(value) is dict and is_plain(value))
-
-
 def are_loops(value: Any) -> bool:
     """Return whether a value is the progress of Lightning's loops: nested counts."""
     if type(value) is not dict or not is_plain(value):

@@ -8,15 +8,15 @@ The folder:
 - `removal` deletes a run, or only what resuming needs.
 
 Checkpoints:
-- `model_checkpoint` decides when last.ckpt and best.ckpt are written, and stops a fit that has diverged.
-- `deferred_checkpoints` holds checkpoints in memory if epochs are short.
+- `model_checkpoint` decides when last.ckpt and best.ckpt are written, and ends a fit by `--patience` or a signal.
+- `background_writer` writes them while training continues. `divergence` checks that weights and losses are finite.
 - `best_epoch` decides which epoch is the best.
 - `checkpoint_io` writes and reads checkpoints. `checkpoint_facts` records the run that a checkpoint is
   from, and checks that its weights fit a network.
 - `exported_files` reads and writes the metadata of the files of `finetune export`.
 
 Other files of a run:
-- `metrics_csv`: metrics.csv and steps.csv.
+- `metrics_csv`: metrics.csv and steps.csv. `learning_rates` logs the rates.
 - `results`: test.json or val.json, and skipped.txt. `headline` is the result in a sentence, which run.json keeps.
 - `predictions`: predictions.csv and test_predictions.csv. `prediction_rows` has their columns.
 - `clock`: the time of each phase, in run.json.
@@ -27,10 +27,9 @@ Resuming:
 - `identity` is what a run is of, as it records when it begins, and finds the run to resume by that. `resume` continues
   it. `run_lock` admits one process at a time.
 - `changes` compares the settings with those of the run, by the table of settings.
-- `lightning_callbacks` restores Lightning's own callbacks, such as early stopping.
+- `limits`: what ends a fit.
 
 During a fit:
-- `worse_than_start` warns if training makes the network worse.
 - `run_logger` is the base of `tensorboard_logger`, `wandb_logger` and `mlflow_logger`.
 
 Reading a run:

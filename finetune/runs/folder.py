@@ -181,6 +181,11 @@ class Run:
             upload.take_over()
             self._upload = upload
 
+    @property
+    def is_uploaded(self) -> bool:
+        """Whether this process uploads the run to object storage."""
+        return self._upload is not None
+
     def send(self) -> None:
         """Begin to upload what has changed, if the run is in object storage, after an earlier upload has ended.
 

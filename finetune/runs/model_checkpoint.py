@@ -3,29 +3,21 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.plugins.io import CheckpointIO
 
 from finetune import lightning_private
 from finetune.data.samplers import evaluated_targets
 from finetune.distributed.signals import Interrupted, SignalFlag
+from finetune.runs.background_writer import BackgroundWriter, ByName
 from finetune.runs.best_epoch import lowest_acceptable
-from finetune.runs.deferred_checkpoints import DeferredCheckpoints
+from finetune.runs.divergence import check_finite, check_weights
 from finetune.runs.folder import Run
 from finetune.runs.headline import Best, best_of_epoch
-from finetune.runs.lightning_callbacks import (
-    Limits,
-    Rates,
-    gentler_training,
-    keep_patience,
-)
+from finetune.runs.learning_rates import Rates
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.system.files import link
 
@@ -33,146 +25,136 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoints(Checkpoint):
-    """Writes `last.ckpt`, `best.ckpt` and `start.ckpt`.
+    """Writes `last.ckpt`, `best.ckpt` and `start.ckpt`, and ends the fit by `--patience` or a signal.
 
-    - `last.ckpt`: at the end of each epoch, every n steps and on a signal. If epochs are short, it may be
-      deferred (`deferred_checkpoints`).
-    - `best.ckpt`: after a validation within one standard error of the highest value of the
-      monitored metric (`best_epoch`). Without a validation split it is the same as `last.ckpt`.
+    - `last.ckpt`: at the end of each epoch, every n steps, at a signal, and where a limit ends the run inside an epoch.
+    - `best.ckpt`: after a validation within one standard error of the highest value of the monitored metric
+      (`best_epoch`). Before the first validation, or without any, it is the same as `last.ckpt`.
     - `start.ckpt`: at the start of a fit that starts from a fitted head.
 
-    Lightning can resume at four points: after a batch inside an epoch, inside a validation, after a
-    validation, and at the end of an epoch. After the last batch of an epoch, or a batch before a
-    validation, it would skip that validation. A checkpoint that is due there is written after the
-    validation.
+    Checkpoints at the ends of epochs are written in the background. Training waits for the others.
 
-    Between accumulated batches nothing is written and nothing stops, since checkpoints do not contain
-    gradients. A run that a limit ends inside an epoch keeps the `last.ckpt` of that moment, and can be
-    continued from it. If the loss or the weights are not finite after a step, no checkpoint is written.
+    Lightning can resume after a batch, inside a validation, after a validation, and at the end of an epoch. After the
+    last batch of an epoch, or a batch before a validation, it would skip that validation. A checkpoint that is due
+    there is written after the validation. Between accumulated batches nothing is written and nothing stops, since
+    checkpoints do not contain gradients. If the loss or the weights are not finite after a step, nothing is written.
+
+    Args:
+        run: The run.
+        every_n_steps: Optimizer steps between checkpoints inside an epoch; None for none.
+        patience: Validations without improvement after which the fit ends; None for no limit.
+
+    Attributes:
+        signal: The signal that this process has received.
+        stopped_by: The signal on which all ranks agree after training has ended.
+        highest: Highest value of the monitored metric.
+        num_waited: Number of validations since then.
     """
 
-    def __init__(self, run: Run, every_n_steps: int | None = None) -> None:
+    def __init__(
+        self, run: Run, every_n_steps: int | None = None, patience: int | None = None
+    ) -> None:
         self.run = run
         self.every_n_steps = every_n_steps
+        self.patience = patience
         self.signal = SignalFlag()
-        self._deferred = DeferredCheckpoints()
-        self.highest: float | None = None  # highest value of the monitored metric
+        self.stopped_by = 0
+        self.highest: float | None = None
+        self.num_waited = 0
+        self._io: CheckpointIO | None = None
+        self._writer = BackgroundWriter(self._write)
         self._is_due = False  # whether last.ckpt must be written at the next possible point
-        self._is_best = False
-        self._best: Best | None = None  # of the newest validation that is to be kept
-        # The limits of a run that a callback has stopped; None if none has.
-        self.limits: dict[str, Any] | None = None
-        self._is_stop_held = False  # whether a stop waits for the next optimizer step
-        self._is_of_another = False  # whether the fit starts from the checkpoint of another run
+        self._best: Best | None = None  # the record of the last validation, if it is acceptable
         self._epoch_began = 0.0
-        self.stopped_by = 0  # the signal on which all ranks agree after training has ended
 
     def state_dict(self) -> dict[str, Any]:
-        stop = {"is_stopped": self.limits is not None, "limits": self.limits}
-        return {"highest": self.highest, **stop}
+        return {"highest": self.highest, "num_waited": self.num_waited}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.highest = state_dict["highest"]
-
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any
-    ) -> None:
-        # True with --ckpt_path.
-        self._is_of_another = str(trainer.ckpt_path) != str(self.run.checkpoint("last"))
-        keep_patience(checkpoint, trainer, self._is_of_another and trainer.state.fn == "fit")
+        self.num_waited = state_dict["num_waited"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        has_best = trainer.strategy.broadcast(self.run.checkpoint("best").exists())
-        if not has_best:
-            self.highest = None  # it was that of another run, from whose checkpoint this one starts
+        if not trainer.strategy.broadcast(self.run.checkpoint("best").exists()):
+            # they were those of another run, from whose checkpoint this one starts
+            self.highest = None
+            self.num_waited = 0
+        self._io = trainer.strategy.checkpoint_io
         self._epoch_began = time.monotonic()  # for a run that is resumed inside an epoch
         if trainer.ckpt_path is None and getattr(pl_module, "trains_from_fitted_head", False):
             self._save(trainer, "start")
         self.signal.join(trainer)
         self.signal.install()  # here, since Lightning installs its own handlers just before
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         self.run.check_upload()
-        loop = trainer.fit_loop.epoch_loop
-        if self._is_accumulating(trainer):
+        if lightning_private.is_accumulating(trainer):
             return
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
             self._is_due = True
         is_validated = "val" in trainer.datamodule.splits  # type: ignore[attr-defined]
         is_next = is_validated and lightning_private.is_validation_next(trainer)
-        if loop.batch_progress.is_last_batch or is_next:
+        if _is_last_batch(trainer) or is_next:
             return
-        if _ends(trainer):
-            self._is_due = True
         signum = self.signal.agreed(trainer)
-        if self._is_due or signum:
+        if signum or self._is_due or _ends(trainer):
             _write_ahead(trainer)
-            self._save(trainer, "last")
+            self._save(trainer, "last", is_waited=bool(signum))
         if signum:
             lightning_private.log_batch(trainer)
             raise Interrupted(signum)
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
+        if trainer.state.fn != "fit" or _ends(trainer):
             return
-        if lightning_private.is_accumulating(trainer) or _ends(trainer):
-            return  # the signal is handled after the next step, or the run ends anyway
         if signum := self.signal.agreed(trainer):
             # Reset the progress, so that a resumed run repeats the validation from its first image.
             progress: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress
             progress.reset_on_run()
             progress.total.reset()
             progress.total.ready = progress.total.started = 1
-            self._save(trainer, "last")
+            self._save(trainer, "last", is_waited=True)
             raise Interrupted(signum)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn != "fit":
             return
-        metrics = trainer.callback_metrics
         check_finite(trainer, "train/loss", "val/loss")
-        value = float(metrics[pl_module.task.monitor])
+        self._best = self._judge(trainer)
+        if self.patience is not None and self.num_waited >= self.patience:
+            trainer.should_stop = True
+        if _is_last_batch(trainer):
+            return  # written at the end of the epoch
+        is_last = self._is_due or _ends(trainer)
+        if self._best is not None or is_last:
+            self._save(trainer, *self._names(is_last))
+
+    def _judge(self, trainer: pl.Trainer) -> Best | None:
+        """Update the highest value after a validation, and return the record of best.ckpt if it is to be written."""
+        module: Any = trainer.lightning_module
+        task = module.task
+        value = float(trainer.callback_metrics[task.monitor])
         if math.isnan(value):  # of several labels, if no image with a label can be decoded
             value = 0.0
-        self.highest = value if self.highest is None else max(value, self.highest)
-        task = pl_module.task
+        if self.highest is None or value > self.highest:
+            self.highest = value
+            self.num_waited = 0
+        else:
+            self.num_waited += 1
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         targets = data.splits["val"].targets
         measured = evaluated_targets(targets, trainer.limit_val_batches, data.batch_size)
         num_trials = task.num_trials(measured)
-        is_best = value >= lowest_acceptable(self.highest, num_trials, task.standard_error)
-        if is_best:
-            self._best = best_of_epoch(
-                epoch=trainer.current_epoch + 1,
-                value=value,
-                highest=self.highest,
-                monitor=task.monitor,
-                num_images=len(measured),
-                num_trials=num_trials,
-            )
-        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            self._is_best = is_best  # written at the end of the epoch, together with last.ckpt
-            return
-        if is_best:
-            self._save(trainer, "best")
-        if self._is_accumulating(trainer):
-            return
-        if self._is_due or _ends(trainer):
-            is_stopping = trainer.should_stop
-            trainer.should_stop = False
-            is_regular = lightning_private.is_validation_next(trainer)
-            trainer.should_stop = is_stopping
-            # A run with higher limits has no validation here, and counts the batch at once.
-            counting = nullcontext() if is_regular else lightning_private.counted_as_logged(trainer)
-            with counting:
-                self._save(trainer, "last")
+        if value < lowest_acceptable(self.highest, num_trials, task.standard_error):
+            return None
+        return best_of_epoch(
+            epoch=trainer.current_epoch + 1,
+            value=value,
+            highest=self.highest,
+            monitor=task.monitor,
+            num_images=len(measured),
+            num_trials=num_trials,
+        )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_finite(trainer, "train/loss_epoch")
@@ -181,34 +163,20 @@ class Checkpoints(Checkpoint):
             rates = next((c.last for c in trainer.callbacks if isinstance(c, Rates)), {})  # type: ignore[attr-defined]
             seconds = time.monotonic() - self._epoch_began
             logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds, rates)
-        is_best = self._is_best
-        self._is_best = False
-        # In the order of writing: --resume would not reach the epoch of a last.ckpt again to write its best.ckpt.
-        if is_best:
-            names = ["best", "last"]
-        elif self.highest is None:  # without validation both are the same
-            names = ["last", "best"]
-        else:
-            names = ["last"]
-        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            self._save(trainer, *names, may_wait=True)
-        elif self.highest is None and trainer.is_global_zero:
-            # a limit has ended the run inside the epoch, and last.ckpt is written already
-            self.run.forget_best()
-            link(self.run.checkpoint("last"), self.run.checkpoint("best"))
+        if _is_last_batch(
+            trainer
+        ):  # else a limit has ended the run inside the epoch, and last.ckpt is written
+            self._save(trainer, *self._names(is_last=True))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Signals since the last batch. By now `last.ckpt` is written or deferred, and the epoch's metrics are logged.
+        # Signals since the last batch. By now the epoch's metrics are logged.
         if signum := self.signal.agreed(trainer):
-            self._write_deferred(trainer)
-            # Without this barrier the launcher could end rank 0, which is writing, after another rank has ended.
-            trainer.strategy.barrier("last.ckpt")
+            self._finish(trainer)
             raise Interrupted(signum)
         self._epoch_began = time.monotonic()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._write_deferred(trainer)
-        trainer.strategy.barrier("best.ckpt")  # all ranks read it for the test
+        self._finish(trainer)
         self.stopped_by = self.signal.agreed(trainer)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -218,71 +186,74 @@ class Checkpoints(Checkpoint):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         try:
-            self._write_deferred(trainer)
+            self._writer.finish()
         except Exception as error:  # only logged, so that the first error is the one that is raised
             log.warning("what was trained since the last checkpoint is lost: %s", error)
         self.signal.restore()
 
-    def _save(self, trainer: pl.Trainer, *names: str, may_wait: bool = False) -> None:
-        """Write or defer a checkpoint.
+    def _names(self, is_last: bool) -> list[str]:
+        """Return the names of the checkpoint after a validation, or at the end of an epoch."""
+        names = [] if self._best is None else ["best"]
+        return [*names, "last"] if is_last else names
+
+    def _save(self, trainer: pl.Trainer, *names: str, is_waited: bool = False) -> None:
+        """Write a checkpoint.
 
         Args:
             trainer: The trainer.
-            names: Names of the checkpoint, in the order of writing. After a kill in between, later ones are old.
-            may_wait: Whether the checkpoint may be deferred.
+            names: Its names.
+            is_waited: Whether to wait until it is written. This is also the case if it is due by `every_n_steps`.
         """
         # These synchronize with a GPU, which writing the weights does anyway.
         check_finite(trainer, "train/loss")
         check_weights(trainer)
-        if self._is_due:  # by `every_n_steps`
-            may_wait = False
         if "last" in names:
+            is_waited = is_waited or self._is_due
             self._is_due = False
-            self.limits = Limits.of(trainer).as_plain() if trainer.should_stop else None
-        save: Callable[[Path], None] = trainer.save_checkpoint
-        if may_wait and trainer.strategy.broadcast(self._deferred.may_wait()):
-            checkpoint = lightning_private.dump_checkpoint(trainer)
-            if not trainer.is_global_zero:
-                return
-            if self._deferred.hold(names, checkpoint):
-                return
-            save = partial(trainer.strategy.checkpoint_io.save_checkpoint, checkpoint)
-        # Deferred checkpoints come first. Before a new last.ckpt that is the deferred best.ckpt, since --resume would
-        # not reach its epoch again. Before a new best.ckpt it is last.ckpt, from which --resume leads to this best.
-        self._write_deferred(trainer, but=names if "last" in names else ())
-        self._write(trainer, names, save)
-        self._deferred.drop(names)
+            if self.highest is None:
+                names = ("best", "last")
+        checkpoint = lightning_private.dump_checkpoint(trainer)  # all ranks take part
+        if trainer.is_global_zero:
+            self._writer.put(names, checkpoint, self._best)
+            if self.run.is_uploaded:  # which takes longer than writing
+                self._writer.finish()
+                self.run.send()
+        self._best = None
+        if is_waited:
+            self._finish(trainer)
 
-    def _write_deferred(self, trainer: pl.Trainer, but: Sequence[str] = ()) -> None:
-        for names, checkpoint in self._deferred.take(but):
-            self._write(
-                trainer, names, partial(trainer.strategy.checkpoint_io.save_checkpoint, checkpoint)
-            )
+    def _finish(self, trainer: pl.Trainer) -> None:
+        """Let all ranks wait until all checkpoints are written, and begin to upload them."""
+        if trainer.is_global_zero:
+            self._writer.finish()
+            self.run.send()
+        # All ranks read best.ckpt for the test. At a signal, the launcher could end rank 0 once another rank has ended.
+        trainer.strategy.barrier("checkpoints")
 
-    def _write(
-        self, trainer: pl.Trainer, names: Sequence[str], save: Callable[[Path], None]
-    ) -> None:
-        first, *others = (self.run.checkpoint(name) for name in names)
-        if not trainer.is_global_zero:
-            save(first)  # all ranks take part, since a state may be sharded over them
-            return
-        if "best" in names:
-            self.run.forget_best()
-        with self._deferred.timed(first, names):
-            save(first)
-        for other in others:
-            link(first, other)
-        if "best" in names and self._best is not None:
-            self.run.dir.update(best=self._best.as_plain())
-        self.run.send()
+    def _write(self, checkpoints: ByName) -> None:
+        """Write checkpoints on rank 0.
 
-    def _is_accumulating(self, trainer: pl.Trainer) -> bool:
-        """Return whether gradients are being accumulated. A stop that is asked for meanwhile waits for the step."""
-        is_waiting = lightning_private.is_accumulating(trainer)
-        if trainer.should_stop:
-            self._is_stop_held = True
-        trainer.should_stop = self._is_stop_held and not is_waiting
-        return is_waiting
+        A best.ckpt comes before the last.ckpt, since `--resume` would not reach its epoch again. Without the last.ckpt,
+        it does.
+        """
+        assert self._io is not None, "there are no checkpoints before training"
+        best = checkpoints.get("best")
+        for name in ("start", "best", "last"):
+            item = checkpoints.get(name)
+            if item is None:
+                continue
+            if name == "best":
+                self.run.forget_best()
+            if name == "last" and item is best:
+                link(self.run.checkpoint("best"), self.run.checkpoint("last"))
+            else:
+                self._io.save_checkpoint(item.content, self.run.checkpoint(name))
+            if name == "best" and item.record is not None:
+                self.run.dir.update(best=item.record.as_plain())
+
+
+def _is_last_batch(trainer: pl.Trainer) -> bool:
+    return trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
 
 
 def _ends(trainer: pl.Trainer) -> bool:
@@ -297,35 +268,3 @@ def _write_ahead(trainer: pl.Trainer, is_epoch_end: bool = False) -> None:
 
 def _files(trainer: pl.Trainer) -> list[MetricsCSV]:
     return [logger for logger in trainer.loggers if isinstance(logger, MetricsCSV)]
-
-
-def check_finite(trainer: pl.Trainer, *names: str) -> None:
-    """Check that the metrics of these names are finite.
-
-    Raises:
-        ValueError: One is NaN or infinite.
-    """
-    for name in names:
-        value = float(trainer.callback_metrics.get(name, 0.0))
-        if not math.isfinite(value):
-            raise _diverged(trainer, f"{name} is {value}")
-
-
-def check_weights(trainer: pl.Trainer) -> None:
-    """Check that the trainable weights are finite on all ranks. A step with a finite loss may break them.
-
-    Raises:
-        ValueError: Some weights of a rank are NaN or infinite. It is raised on all ranks.
-    """
-    trainable = (p.detach() for p in trainer.lightning_module.parameters() if p.requires_grad)
-    checks = [parameter.isfinite().all() for parameter in trainable]
-    is_finite = not checks or bool(torch.stack(checks).all())  # one synchronization with a GPU
-    if not trainer.strategy.reduce_boolean_decision(is_finite, all=True):
-        raise _diverged(trainer, "some weights are not finite numbers")
-
-
-def _diverged(trainer: pl.Trainer, text: str) -> ValueError:
-    return ValueError(
-        f"{text} in epoch {trainer.current_epoch + 1}: training has diverged. Try {gentler_training(trainer)}. "
-        "No checkpoint has that step"
-    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import EarlyStopping, ProgressBar
+from pytorch_lightning.callbacks import ProgressBar
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 from rich.text import Text
 
@@ -216,9 +216,8 @@ class ImageProgressBar(ProgressBar):
             limits.append(batch * steps * trainer.accumulate_grad_batches)
         if not limits:
             return ""
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        may_end_earlier = any(isinstance(callback, EarlyStopping) for callback in callbacks)
-        return f"at most {clock(min(limits))}" if may_end_earlier else f"{clock(min(limits))} left"
+        time_left = clock(min(limits))
+        return f"at most {time_left}" if _has_patience(trainer) else f"{time_left} left"
 
     def _draw(self) -> None:
         if self._cell is not None:
@@ -322,10 +321,7 @@ class ImageProgressBar(ProgressBar):
 
     def _time_left(self, trainer: pl.Trainer) -> str:
         """Return the end of an epoch's line with the time that is left, once in a run; else ""."""
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        may_end_earlier = trainer.max_steps > 0 or any(
-            isinstance(callback, EarlyStopping) for callback in callbacks
-        )
+        may_end_earlier = trainer.max_steps > 0 or _has_patience(trainer)
         if self._has_logged_time_left or may_end_earlier or not self._epoch_began:
             return ""
         left = (time.perf_counter() - self._epoch_began) * _epochs_left(
@@ -367,6 +363,12 @@ def _monitor(trainer: pl.Trainer) -> str:
     """Return the name of the metric by which the best epoch is chosen."""
     module: Any = trainer.lightning_module
     return module.task.monitor
+
+
+def _has_patience(trainer: pl.Trainer) -> bool:
+    """Return whether a fit may end before its last epoch, by `--patience`."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return any(getattr(callback, "patience", None) is not None for callback in callbacks)
 
 
 def _epochs_left(trainer: pl.Trainer, first: int) -> int:

@@ -1,6 +1,5 @@
 """When a fit is finished, and that no checkpoint is written of one that has diverged."""
 
-import math
 import os
 import signal
 from collections.abc import Callable
@@ -8,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 from colours import QUICKEST
-from pytorch_lightning.callbacks import EarlyStopping
-from tiny_module import trainer
 
-from finetune.runs.folder import Run
-from finetune.runs.lightning_callbacks import Limits, ended_by
-from finetune.runs.model_checkpoint import Checkpoints
+from finetune.runs.checkpoint_io import AtomicCheckpointIO
+from finetune.runs.limits import Limits
 from finetune.training.classifier import Classifier
 
 
@@ -28,37 +23,41 @@ def fit(cli: Callable[..., None], colours: Path) -> Callable[..., None]:
 # Limits
 
 
-@pytest.mark.parametrize(("is_own", "is_left"), [(True, True), (False, False)])
-def test_early_stopping_begins_anew_in_a_run_that_another_began(tmp_path, is_own, is_left):
-    run = Run(tmp_path, "fit")
-    run.choose()
-    before = EarlyStopping("val/accuracy", mode="max", patience=2)
-    now = EarlyStopping("val/accuracy", mode="max", patience=9)
-    fitting = trainer(tmp_path, now)
-    fitting.state.fn = "fit"
-    fitting.ckpt_path = str(run.checkpoint("last") if is_own else tmp_path / "last.ckpt")
-    checkpoint = {"callbacks": {now.state_key: before.state_dict()}}
-    Checkpoints(run).on_load_checkpoint(fitting, None, checkpoint)
-    assert (now.state_key in checkpoint["callbacks"]) == is_left
-    if is_left:
-        assert checkpoint["callbacks"][now.state_key]["patience"] == 9
+def test_patience_is_counted_anew_in_a_run_that_another_began(fit, tmp_path):
+    unlearned = ["--lr", "1e-12", "--patience", 2]
+    fit(*unlearned, "--epochs", 2)
+    last = tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
+    fit(*unlearned, "--epochs", 9, "--ckpt_path", last)
+    rows = (tmp_path / "runs/fit/version_1/metrics.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[0] for row in rows] == ["3", "4", "5"]  # the first, and two more
+
+
+def test_a_validation_between_accumulated_batches_is_refused(fit):
+    options = ["--trainer.accumulate_grad_batches", 3, "--trainer.val_check_interval", 2]
+    with pytest.raises(ValueError, match=r"val_check_interval 2 .*accumulate_grad_batches 3"):
+        fit(*options)
 
 
 @pytest.mark.parametrize(
-    ("max_epochs", "max_steps", "words"),
+    ("limits", "words"),
     [
-        (3, -1, "trainer.max_epochs 3"),
-        (4, 30, "trainer.max_steps 30"),
-        (None, 30, "trainer.max_steps 30"),
-        (4, -1, ""),
-        (4, 31, ""),
+        (Limits(3), "trainer.max_epochs 3"),
+        (Limits(4, 30), "trainer.max_steps 30"),
+        (Limits(None, 30), "trainer.max_steps 30"),
+        (Limits(4, -1, patience=2), "patience 2"),
+        (Limits(4), ""),
+        (Limits(4, 31, patience=3), ""),
     ],
 )
-def test_a_run_is_finished_by_its_epochs_or_its_steps(max_epochs, max_steps, words):
+def test_a_run_is_finished_by_its_epochs_its_steps_or_its_patience(limits, words):
     progress = {"total": {}, "current": {"ready": 3, "started": 3, "processed": 3, "completed": 2}}
-    checkpoint = {"loops": {"fit_loop": {"epoch_progress": progress}}, "global_step": 30}
-    ended = ended_by(checkpoint, Limits(max_epochs=max_epochs, max_steps=max_steps))
-    assert words in ended and bool(words) == bool(ended)
+    checkpoint = {
+        "loops": {"fit_loop": {"epoch_progress": progress}},
+        "callbacks": {"Checkpoints": {"num_waited": 2}},
+        "global_step": 30,
+    }
+    reached = limits.reached(checkpoint)
+    assert words in reached and bool(words) == bool(reached)
 
 
 # Fits that diverge
@@ -84,16 +83,16 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 def test_no_checkpoint_is_written_of_a_step_that_has_diverged(
     fit, monkeypatch, options, is_stopped
 ):
-    losses = []
-    save_checkpoint = pl.Trainer.save_checkpoint
+    saved = []
+    save_checkpoint = AtomicCheckpointIO.save_checkpoint
 
-    def save(trainer: pl.Trainer, *arguments: Any) -> None:
-        losses.append(float(trainer.callback_metrics["train/loss"]))
-        save_checkpoint(trainer, *arguments)
+    def save(own: AtomicCheckpointIO, checkpoint: dict[str, Any], *arguments: Any) -> None:
+        saved.extend(checkpoint["state_dict"].values())
+        save_checkpoint(own, checkpoint, *arguments)
 
-    monkeypatch.setattr(pl.Trainer, "save_checkpoint", save)
+    monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", save)
     if is_stopped:
         interrupt_at(monkeypatch, 2)
     with pytest.raises(ValueError, match=r"diverged.*--lr .*1e\+25"):
         fit(*SGD, "--lr", "1e25", *options)
-    assert all(map(math.isfinite, losses))
+    assert all(value.isfinite().all() for value in saved)

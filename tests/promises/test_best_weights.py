@@ -77,25 +77,9 @@ def keep_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @promise("best-weights", controls=[keep_the_end])
-def test_a_fit_that_harms_is_reported_and_keeps_the_start(cli, colours, caplog):
-    with caplog.at_level("WARNING", logger="finetune"):
-        cli(
-            "fit",
-            colours,
-            *QUICKEST,
-            *PROBE,
-            *RUIN,
-            "--trainer.max_epochs",
-            3,
-            "--data.val_fraction",
-            0.4,
-        )
-    warnings = [
-        record.getMessage()
-        for record in caplog.records
-        if "makes the network worse" in record.getMessage()
-    ]
-    assert len(warnings) == 1 and "Try a lower --lr (its full rates: 1" in warnings[0]
+def test_a_fit_that_harms_keeps_the_start(cli, colours):
+    options = ["--trainer.max_epochs", 3, "--data.val_fraction", 0.4]
+    cli("fit", colours, *QUICKEST, *PROBE, *RUIN, *options)
     best, start = checkpoint("best"), checkpoint("start")
     assert best["finetune"]["interpolation"]["share"] == 0
     assert all(value.equal(start["state_dict"][name]) for name, value in best["state_dict"].items())

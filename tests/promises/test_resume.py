@@ -57,9 +57,9 @@ KILLED: dict[str, tuple[str, dict[str, Any], list[int]]] = {
         {"num_processes": 2, "signum": signal.SIGHUP},
         [129, 129],
     ),
-    "sigterm of one of two, checkpoints wait": (
+    "sigterm of one of two, slow disk": (
         "single",
-        {"num_processes": 2, "signum": signal.SIGTERM, "num_hearing": 1, "is_deferred": True},
+        {"num_processes": 2, "signum": signal.SIGTERM, "num_hearing": 1, "has_slow_disk": True},
         [143, 143],
     ),
 }
@@ -70,7 +70,7 @@ def words_of(root: Path, data: Path, *extra: Any) -> list[Any]:
 
 
 def forked(root: Path, data: Path, *extra: Any, **how: Any) -> list[int]:
-    often = ["--checkpoint_every_n_steps", 10**6 if how.get("is_deferred") else 3]
+    often = ["--checkpoint_every_n_steps", 10**6 if how.get("has_slow_disk") else 3]
     return fitted(root, *words_of(root, data, *often, *extra), **how)
 
 
@@ -154,8 +154,7 @@ def test_resume_with_another_number_of_processes(images, uninterrupted, tmp_path
 # Stopped at each point of a fit, and by a limit
 
 ACCUMULATED = ("--trainer.accumulate_grad_batches", "2")  # 3 steps an epoch
-# 2 steps an epoch
-GATHERING = ("--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "2")
+GATHERING = ("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "2")
 OFTEN_VALIDATED = ("--trainer.val_check_interval", "2")
 # Where SIGTERM comes, at which of 3 x 5 steps, and with how many steps behind it the fit ends; the kind of the labels.
 # Inside an epoch, inside a validation, between epochs.
@@ -270,12 +269,8 @@ def test_resume_with_a_larger_limit(  # noqa: PLR0913
 
 
 @pytest.mark.slow
-def test_control_with_the_patience_of_the_checkpoint_it_stops_at_the_next_validation(
-    cli, images, tmp_path
-):
+def test_resume_with_more_patience_counts_the_validations_of_the_run_before(cli, images, tmp_path):
     data = images["single"]
     trained(cli, data, tmp_path, None, *STOPPING_EARLY, "--patience", "2")
-    with patch("finetune.runs.model_checkpoint.keep_patience", lambda *_: None):
-        limit = ("--patience", "9")
-        after = trained(cli, data, tmp_path, None, *STOPPING_EARLY, *limit, "--resume")
+    after = trained(cli, data, tmp_path, None, *STOPPING_EARLY, "--patience", "3", "--resume")
     assert len(after) == 2  # batches, between two validations

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from processes import Process, free_port, rank_environment
 from scenario_results import is_same
+from slow_disk import slow_down
 
 from finetune import lightning_private
 from finetune.data import datamodule
@@ -31,12 +33,12 @@ class How:
     Attributes:
         step: Number of the step before which its processes wait for a signal; -1 for none.
         mistake: A deliberate mistake, one of `MISTAKES`; "" for none.
-        is_deferred: Whether checkpoints wait as long as they may.
+        has_slow_disk: Whether no checkpoint is written before the fit waits for it.
     """
 
     step: int = -1
     mistake: str = ""
-    is_deferred: bool = False
+    has_slow_disk: bool = False
 
 
 def fitted(
@@ -145,6 +147,6 @@ if __name__ == "__main__":
         wait_at(how.step)
     if how.mistake:
         MISTAKES[how.mistake]()
-    if how.is_deferred:
-        patch.multiple("finetune.runs.deferred_checkpoints", QUICK=0.0, SHARE=1e-9).start()
+    if how.has_slow_disk:
+        slow_down(pytest.MonkeyPatch())
     become_finetune(sys.argv[2:])

@@ -106,8 +106,11 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
     ],
     (OURS, "train_metrics"): [{}, torch.zeros(4), torch.zeros(5, dtype=torch.float64)],
     (OURS, "exported"): ["/some/other.onnx"],
-    ("callbacks", "Checkpoints"): [{"highest": 2.0}, {"highest": None, "run": "x"}, {"limits": 3}],
-    ("callbacks", "EarlyStopping{'monitor': 'x'}"): [{}, {"wait_count": "3", "patience": 1}],
+    ("callbacks", "Checkpoints"): [
+        {"highest": 2.0},
+        {"highest": None, "run": "x"},
+        {"num_waited": -1},
+    ],
     ("loops",): [{}, LOOPS],
     ("global_step",): [-1, 1.5],
     ("pytorch-lightning_version",): ["x", "2.6\n"],
