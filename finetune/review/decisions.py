@@ -24,7 +24,6 @@ from finetune.review.ranking_job import LabelsNow
 from finetune.system.file_names import composed
 
 Action = Literal["change", "exclude", "right", "none"]
-NO_LINE = 0  # lines are counted from 1
 
 
 class Decision(NamedTuple):
@@ -38,7 +37,7 @@ class Decision(NamedTuple):
 
     action: Action = "none"
     labels: tuple[int, ...] = ()
-    line: int = NO_LINE
+    line: int = 0
 
 
 class Conflict(Exception):
