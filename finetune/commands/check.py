@@ -36,7 +36,7 @@ from finetune.reports.check_page import write_json, write_lists, write_page
 from finetune.settings.all_commands import CheckSettings
 from finetune.system import openmp
 from finetune.system.files import check_target
-from finetune.system.messages import WrongUsage, as_wrong_usage, counted, reason, shown
+from finetune.system.messages import WrongUsage, as_wrong_usage, counted, is_bug, reason, shown
 from finetune.system.progress import track
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def check(options: CheckSettings) -> None:
             separator=options.label_separator,
             labels=options.labels,
         )
-        data = _scanned(options.folder, how)
+        data = scan(options.folder, how, prefix="")
         if options.corrections is not None:
             decisions = read_corrections(options.corrections, "--corrections")
             data = correct(data, options.corrections, decisions, with_test=True)
@@ -88,8 +88,10 @@ def check(options: CheckSettings) -> None:
         num_unlisted = (
             0 if options.lists is None else write_lists(Path(options.lists), data, findings)
         )
-    except OSError as error:
-        raise WrongUsage(reason(error)) from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, WrongUsage) or is_bug(error):
+            raise
+        raise WrongUsage(reason(error)) from error  # whose exit code says that the check failed
     _print_findings(data, findings)
     print(
         f"report in {Path(options.output, 'check.html')}, as JSON in {Path(options.output, 'check.json')}"
@@ -101,18 +103,6 @@ def check(options: CheckSettings) -> None:
             f"{counted(num_unlisted, 'file')} with a line break in the name cannot be listed: see check.json"
         )
     sys.exit(any(finding.is_judged for finding in findings))
-
-
-def _scanned(folder: str, options: ScanOptions) -> DataSet:
-    """Return the images of a folder or a table, with its faults.
-
-    Raises:
-        WrongUsage: It is not a data set.
-    """
-    try:
-        return scan(folder, options, prefix="")
-    except ValueError as error:
-        raise WrongUsage(reason(error)) from error
 
 
 def _check_is_ours(folder: Path) -> None:
@@ -188,10 +178,9 @@ def label_network(
 
     try:
         features = Features(backbone, weights, image_size)
-    except WrongUsage:  # the weights of several networks
-        raise
     except ValueError as error:
-        if ckpt_path is None and weights.endswith(".ckpt"):
+        has_several = isinstance(error, WrongUsage)
+        if ckpt_path is None and weights.endswith(".ckpt") and not has_several:
             hint = f"--ckpt_path {weights} takes the network of the checkpoint too"
             raise WrongUsage(f"{weights} is not of {backbone}: {hint}") from error
         raise

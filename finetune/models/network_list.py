@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torchvision import models
 
-from finetune.models.backbones import SMALL_NETWORKS, build, check_name, vit_size
+from finetune.models.backbones import SMALL_NETWORKS, build, vit_size
 from finetune.models.candidates import Candidate, cached_file
-from finetune.models.network_names import PREFIX
+from finetune.models.network_names import PREFIX, TORCHVISION
 from finetune.models.timm_backbones import has_timm
 from finetune.system.messages import WrongUsage
 
@@ -47,10 +47,8 @@ def torchvision_networks() -> Iterator[ListedNetwork]:
     """Yield finetune's own networks and those of torchvision."""
     for name in SMALL_NETWORKS:
         yield ListedNetwork(name, 28, "")
-    for name in sorted(models.list_models(module=models)):
-        try:
-            check_name(name)
-        except WrongUsage:
+    for name in TORCHVISION:
+        if name.startswith("squeezenet"):  # a fit refuses it
             continue
         weights = models.get_model_weights(name).DEFAULT
         own_size = vit_size(name, None) and weights.meta["min_size"][0]
