@@ -140,7 +140,8 @@ def _save_logging() -> Callable[[], None]:
 
     def restore() -> None:
         for logger, level, handlers in before:
-            logger.setLevel(level)
+            if logger.level != level:  # setting one empties the caches of all loggers
+                logger.setLevel(level)
             for handler in set(logger.handlers) - set(handlers):
                 logger.removeHandler(handler)
 

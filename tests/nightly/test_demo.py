@@ -77,7 +77,9 @@ def test_losses_of_the_sample_run_are_golden(few_images, cli, tmp_path):
     assert losses == pytest.approx(golden, abs=5e-3)
 
 
-def test_each_fit_has_one_device_and_ctrl_c_promises_nothing(cli, monkeypatch, tmp_path):
+def test_each_fit_has_one_device_and_ctrl_c_promises_nothing(
+    few_images, cli, monkeypatch, tmp_path
+):
     plans: list[Plan] = []
 
     def stopped(plan: Plan) -> None:

@@ -3,16 +3,19 @@
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from browser import needs_browser
 from colours import draw_colours
-from playwright.sync_api import Page
 from reviews import MOVED, TOKEN, job_of
 
 from finetune.data.corrections import parse_corrections
 from finetune.review import review_session
 from finetune.review.review_app import make_review_app
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 pytestmark = needs_browser
 
@@ -27,7 +30,7 @@ class Served:
         self.address = f"{visitor.serve(app)}{TOKEN}/"
         self.visitor = visitor
 
-    def open(self, **options) -> Page:
+    def open(self, **options) -> "Page":
         page = self.visitor.open(self.address, **options)
         page.locator("#work").wait_for(timeout=20_000)
         return page
@@ -43,7 +46,7 @@ def serve(visitor, begin):
     return of
 
 
-def wait(page: Page, condition: str) -> None:
+def wait(page: "Page", condition: str) -> None:
     """Wait until an expression is true. Playwright's own function would need `eval`, which the page forbids."""
     deadline = time.monotonic() + 20
     while not page.evaluate(f"() => {condition}"):
@@ -51,22 +54,22 @@ def wait(page: Page, condition: str) -> None:
         page.wait_for_timeout(5)
 
 
-def press(page: Page, *keys: str) -> None:
+def press(page: "Page", *keys: str) -> None:
     """Press keys, and wait after each until the page has answered."""
     for key in keys:
         page.keyboard.press(key)
         wait(page, "!busy")
 
 
-def shown_name(page: Page) -> str:
+def shown_name(page: "Page") -> str:
     return page.locator("#name").inner_text().split(" (")[0]
 
 
-def wait_for_name(page: Page, name: str) -> None:
+def wait_for_name(page: "Page", name: str) -> None:
     wait(page, f"document.getElementById('name').textContent.startsWith({name!r} + ' (')")
 
 
-def wait_for_another(page: Page, name: str) -> None:
+def wait_for_another(page: "Page", name: str) -> None:
     wait(page, f"!document.getElementById('name').textContent.startsWith({name!r} + ' (')")
 
 

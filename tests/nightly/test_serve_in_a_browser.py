@@ -2,16 +2,19 @@
 
 import base64
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 from browser import needs_browser
-from playwright.sync_api import FileChooser, Page
 from services import LIMITS, image_bytes
 
 from finetune.data.decode import decode
 from finetune.inference.predictor import Predictor
 from finetune.serving.app import make_app
 from finetune.serving.service import Service
+
+if TYPE_CHECKING:
+    from playwright.sync_api import FileChooser, Page
 
 pytestmark = needs_browser
 
@@ -41,16 +44,16 @@ def page(visitor, address):
 
 
 def give(
-    page: Page, content: bytes, name: str = "a.png", kind: str = "image/png", event: str = "drop"
+    page: "Page", content: bytes, name: str = "a.png", kind: str = "image/png", event: str = "drop"
 ) -> None:
     page.evaluate(DROP, [name, kind, base64.b64encode(content).decode(), event])
 
 
-def wait_for(page: Page, what: str, number: int = 1) -> None:
+def wait_for(page: "Page", what: str, number: int = 1) -> None:
     page.locator(what).nth(number - 1).wait_for(timeout=20_000)
 
 
-def fulfil(page: Page, path: str, answer: dict, status: int = 200) -> None:
+def fulfil(page: "Page", path: str, answer: dict, status: int = 200) -> None:
     """Let the service answer this."""
     page.route(path, lambda route: route.fulfill(status=status, body=json.dumps(answer)))
 

@@ -1,20 +1,24 @@
 """`finetune by-hand` and `finetune parity`: training on several devices is training on one."""
 
 import re
-from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from data_files import write_unpacked
-from parity_ways import WAYS
+from paths import ROOT
 from PIL import Image
-from processes import forked_subprocess
-from torch import multiprocessing
+from processes import Process, run_script
 
 from finetune.commands.parity import compare
-from finetune.parity import data_parallel, many_processes
+from finetune.parity import data_parallel
 
 LINE = re.compile(r"epoch (\d+)  test accuracy (0\.\d{4}|1\.0000)  time (\d+\.\d) s")
+ROW = re.compile(r" *(\S+(?: \S+)*)  +(\w+) +(\d) +(\S+) +(\S+) +(\S+) *")
+WAYS = [
+    *("one device", "by hand", "ddp", "ddp batch norm"),
+    *("pipeline gpipe", "pipeline 1f1b", "layer-wise", "branches"),
+]
 # 200 images in batches of 24, and a last one of 8
 QUICK = ("--batch_size", 24, "--epochs", 3, "--lr", 0.5, "--root", "clothes", "--dtype", "float64")
 
@@ -43,33 +47,30 @@ def test_by_hand_has_the_same_accuracies_on_any_number_of_replicas(
     assert found[0] == found[1] != found[2] and found[0][-1] > 0.5
 
 
+def parity(folder: Path, mistake: str, *arguments: object) -> tuple[Process, list[list[str]]]:
+    """Run `finetune parity`, and return its process and the rows of its table."""
+    done = run_script(ROOT / "tests/support/parity_ways.py", mistake, *arguments, cwd=folder)
+    found = [ROW.fullmatch(line) for line in done.stdout.splitlines()]
+    return done, [list(match.groups()) for match in found if match]
+
+
 @pytest.mark.timeout(300)
-def test_every_way_of_parity_computes_what_one_device_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(many_processes, "subprocess", forked_subprocess())
-    forked = partial(multiprocessing.start_processes, start_method="fork")
-    # new interpreters import torch for seconds
-    monkeypatch.setattr(multiprocessing, "spawn", forked)
-    rows = compare(tmp_path, 3, 4, "float64")
-    assert [row.name for row in rows] == WAYS
-    for row in rows:
+def test_every_way_of_parity_computes_what_one_device_does(tmp_path):
+    done, rows = parity(tmp_path, "none", "--devices", 3, "--steps", 4, "--dtype", "float64")
+    assert done.returncode == 0, done.stderr
+    assert [name for name, *_ in rows] == WAYS
+    for name, _, devices, difference, moved, milliseconds in rows:
         # float64: rounding over 4 steps, far below any mistake; the control below is at 1e-4 and more
-        assert row.difference is not None and row.difference <= 1e-10, row
-        assert row.moved > 1e-3 and row.seconds > 0, row
-        assert row.devices == {"one device": 1, "branches": 2}.get(row.name, 3)
+        assert name == "one device" or float(difference) <= 1e-10, rows
+        assert float(moved) > 1e-3 and float(milliseconds) > 0, rows
+        assert int(devices) == {"one device": 1, "branches": 2}.get(name, 3)
 
 
-def test_parity_prints_a_row_for_each_way_and_catches_gradients_that_are_not_added_up(
-    cli, monkeypatch, capsys
-):
-    monkeypatch.setattr(many_processes, "subprocess", forked_subprocess())
-    forked = partial(multiprocessing.start_processes, start_method="fork")
-    monkeypatch.setattr(multiprocessing, "spawn", forked)
-    monkeypatch.setattr(data_parallel, "allreduce", lambda data: None)
-    with pytest.raises(ValueError, match="by hand$"):
-        cli("parity", "--steps", "2")
-    out = capsys.readouterr().out  # the table comes first
-    names = {line.split()[0] for line in out.splitlines()[2 : 2 + len(WAYS)]}
-    assert names == {way.split()[0] for way in WAYS} and max(map(len, out.splitlines())) <= 100
+def test_parity_prints_a_row_for_each_way_and_catches_gradients_that_are_not_added_up(tmp_path):
+    done, rows = parity(tmp_path, "no_sum", "--steps", 2)
+    assert done.returncode == 1 and done.stderr.endswith(" by hand\n"), done.stderr
+    assert [name for name, *_ in rows] == WAYS  # the table comes first
+    assert max(map(len, done.stdout.splitlines())) <= 120
 
 
 @pytest.mark.gpu

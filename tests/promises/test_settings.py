@@ -21,6 +21,7 @@ from image_files import random_image
 
 import finetune
 from finetune.cli import run as run_command
+from finetune.fitting.plan import Plan
 from finetune.runs import run_lock
 from finetune.settings.fields import settings_of, words_of
 from finetune.settings.schema import FitSettings
@@ -60,22 +61,28 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def begin(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """Begins a fit with such words; returns the settings in its config.yaml."""
+def decide(colours: Path) -> Callable[..., Plan]:
+    """Decides a fit with such words, up to its first step. That a run has these settings: the first test."""
 
-    def begun(*words: object, step: list[str] = ONE_STEP) -> dict[str, Any]:
-        out = tmp_path_factory.mktemp("begun")
-        run_command(["fit", str(colours), *step, *map(str, words), "--out", str(out)])
-        run_lock.release()
-        return flat(yaml.safe_load((out / "fit/version_0/config.yaml").read_text()))
+    def decided(*words: object, step: list[str] = ONE_STEP) -> Plan:
+        plans: list[Plan] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("finetune.fitting.command.carry_out", plans.append)
+            run_command(["fit", str(colours), *step, *map(str, words)])
+        return plans[0]
 
-    return begun
+    return decided
+
+
+def settings_in(plan: Plan) -> dict[str, Any]:
+    """Return the settings of a plan as config.yaml has them."""
+    return flat(yaml.safe_load(plan.config))
 
 
 @pytest.fixture(scope="module")
-def usual(begin: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+def usual(decide: Callable[..., Plan]) -> dict[str, Any]:
     """The settings of a fit where nobody sets any."""
-    return begin(*SIZE)
+    return settings_in(decide(*SIZE))
 
 
 @pytest.fixture
@@ -90,12 +97,13 @@ def printed(cli: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> Cal
 
 
 @pytest.mark.parametrize("words", [(), ("--freeze", "backbone"), ("--optimizer", "SGD")])
-def test_a_printed_config_is_the_same_fit(cli, capsys, begin, tmp_path, words):
+def test_a_printed_config_is_the_same_fit(cli, capsys, decide, colours, tmp_path, words):
     """A default that depends on other settings is not among what it sets."""
     cli("fit", *SIZE, *ONE_STEP, *words, "--print_config")
     (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
-    by_config = begin("--config", tmp_path / "printed.yaml", step=[])
-    expected = begin(*SIZE, *words)
+    cli("fit", colours, "--config", "printed.yaml", "--out", "elsewhere")
+    by_config = flat(yaml.safe_load(Path("elsewhere/fit/version_0/config.yaml").read_text()))
+    expected = settings_in(decide(*SIZE, *words))
     differing = {name for name in expected if by_config[name] != expected[name]}
     assert differing == {"trainer.default_root_dir"}
 
@@ -112,8 +120,8 @@ class Spelled:
             place = data.draw(st.sampled_from(["flag", "first", "second"]))
             if name == CLASS:
                 of_class = place
-            elif name == "model.optimizer.lr" and place != "flag":
-                place = of_class or place  # a rate in a config is that of the optimizer there
+            elif name.startswith("model.optimizer.") and place != "flag":
+                place = of_class or place  # arguments in a config are those of the optimizer there
             if place == "flag":
                 self._add_flag(data, name)
             else:
@@ -147,11 +155,11 @@ class Spelled:
         table[last] = VALUES[name]
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_a_setting_is_the_same_in_every_spelling(begin, usual, tmp_path_factory, data):
+def test_a_setting_is_the_same_in_every_spelling(decide, usual, tmp_path_factory, data):
     spelled = Spelled(data, tmp_path_factory.mktemp("spelled"))
-    found = begin(*SIZE, *spelled.words)
+    found = settings_in(decide(*SIZE, *spelled.words))
     expected = {name: usual[name] for name in VALUES}
     if CLASS in spelled.names:  # the rate and the decay that are usual for SGD
         expected |= {"model.optimizer.lr": 0.03, "model.optimizer.weight_decay": 0.002}
@@ -339,17 +347,14 @@ RARER = [pytest.param(*row, marks=pytest.mark.slow) for row in RATES[4:]]
 
 
 @pytest.mark.parametrize(("typed", "configs", "expected", "said"), [*RATES[:4], *RARER])
-def test_another_optimizer_has_its_usual_rate(
-    begin, tmp_path, caplog, typed, configs, expected, said
-):
+def test_another_optimizer_has_its_usual_rate(decide, tmp_path, typed, configs, expected, said):
     words = [*SMALL, *typed]
     for i, text in enumerate(configs):
         (tmp_path / f"{i}.yaml").write_text(text)
         words += ["--config", tmp_path / f"{i}.yaml"]
-    with caplog.at_level("INFO", "finetune"):
-        found = begin(*words)
-    lines = [line for line in caplog.messages if line.startswith("learning rate")]
-    assert found["model.optimizer.lr"] == expected
+    plan = decide(*words)
+    lines = [line for line in plan.notes if line.startswith("learning rate")]
+    assert settings_in(plan)["model.optimizer.lr"] == expected
     assert (len(lines), said in "".join(lines)) == (bool(said), True)
 
 
@@ -364,18 +369,19 @@ def test_another_optimizer_has_its_usual_rate(
         (["Adam", "--lr", "0.001"], {"weight_decay": 0}),  # where 0.05 would be added to the loss
     ],
 )
-def test_another_optimizer_takes_no_argument_of_the_default_one(begin, typed, expected):
-    found = begin(*SMALL, "--optimizer", *typed)
+def test_another_optimizer_takes_no_argument_of_the_default_one(decide, typed, expected):
+    found = settings_in(decide(*SMALL, "--optimizer", *typed))
     assert {name: found.get(f"model.optimizer.{name}", 0) for name in expected} == expected
 
 
-def test_a_fit_from_a_fitted_head_has_a_lower_rate_and_clips_gradients(begin, fitted_runs):
+def test_a_fit_from_a_fitted_head_has_a_lower_rate_and_clips_gradients(decide, fitted_runs):
     weights = ("--weights", fitted_runs.single)
-    found = begin(*SMALL, *weights)
+    found = settings_in(decide(*SMALL, *weights))
     assert (found["model.optimizer.lr"], found["trainer.gradient_clip_val"]) == (1e-4, 1.0)
-    own = begin(*SMALL, *weights, "--trainer.gradient_clip_val", 0, "--optimizer", "SGD")
+    chosen = (*weights, "--trainer.gradient_clip_val", 0, "--optimizer", "SGD")
+    own = settings_in(decide(*SMALL, *chosen))
     assert (own["model.optimizer.lr"], own["trainer.gradient_clip_val"]) == (3e-3, 0)
-    assert begin(*SMALL)["trainer.gradient_clip_val"] is None
+    assert settings_in(decide(*SMALL))["trainer.gradient_clip_val"] is None
 
 
 def test_a_fit_trains_at_the_usual_rate(colours, cli, tmp_path):
@@ -391,8 +397,8 @@ def test_a_fit_trains_at_the_usual_rate(colours, cli, tmp_path):
     "words",
     ["StepLR --model.scheduler.step_size 3", "MultiStepLR --model.scheduler.milestones [1,2]"],
 )
-def test_a_scheduler_by_name(begin, words):
-    found = begin(*SMALL, "--model.scheduler", *words.split())
+def test_a_scheduler_by_name(decide, words):
+    found = settings_in(decide(*SMALL, "--model.scheduler", *words.split()))
     assert words.startswith(found["model.scheduler.class_path"].rpartition(".")[2])
 
 
@@ -433,16 +439,15 @@ def preparation(found: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_images_are_prepared_as_the_weights_of_timm_say_unless_it_is_set(
-    begin, weights, tmp_path, caplog, typed, config, changes
+    decide, weights, tmp_path, typed, config, changes
 ):
     words = ["--backbone", "timm/test_resnet", "--weights", weights, *typed]
     if config:
         (tmp_path / "own.yaml").write_text(config)
         words += ["--config", tmp_path / "own.yaml"]
-    with caplog.at_level("INFO", "finetune"):
-        found = begin(*words)
-    assert preparation(found) == {**PREPARED, **changes}
-    (line,) = [text for text in caplog.messages if text.startswith("images are prepared as")]
+    plan = decide(*words)
+    assert preparation(settings_in(plan)) == {**PREPARED, **changes}
+    (line,) = [text for text in plan.notes if text.startswith("images are prepared as")]
     assert all((f"{name} {PREPARED[name]}" in line) == (name not in changes) for name in PREPARED)
 
 

@@ -6,8 +6,8 @@ A row is a test, by its name. Its keys:
     command: a command line, with the options that SHORT has
     words: at most four, which must be in the line
     hidden: a secret, which must not be shown
-    hint: options that the line names, as a user would copy them: with them the same command ends without an
-        error. A word in capitals, such as FOLDER, stands for a new name
+    hint: options that the line names, as a user would copy them: with them the same command, which is then typed
+        again, ends without an error. A word in capitals, such as FOLDER, stands for a new name
     code: the exit code, where it matters whether the line (2) or the data (1) are wrong
     python: the same in Python, such as {fit: photos, epochs: 0}; its error has the same words. Public names of
         finetune: fit, load, and classes of data, whose images are read
@@ -103,20 +103,18 @@ def prepare(
 
 
 def files_in(folder: Path) -> dict[str, tuple[int, int]]:
-    return {
-        str(path.relative_to(folder)): (path.lstat().st_mtime_ns, path.lstat().st_size)
-        for path in folder.rglob("*")
-        if not path.is_dir() and path.name != ".lock"
-    }
+    paths = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names]
+    found = {path: os.lstat(path) for path in paths if not path.endswith("/.lock")}
+    return {path: (status.st_mtime_ns, status.st_size) for path, status in found.items()}
 
 
 @promise("one-line")
 @pytest.mark.parametrize("case", rows("command"))
 def test_refused(case, place, monkeypatch, capsys):
     before = prepare(case, place, monkeypatch)
-    words = shlex.split(case["command"])
+    words = [part for word in shlex.split(case["command"]) for part in SHORT.get(word, [word])]
     with pytest.raises(SystemExit) as ended:
-        main([part for word in words for part in SHORT.get(word, [word])])
+        main(words)
     error = capsys.readouterr().err
     lines = [line for line in error.splitlines() if "error: " in line]
     assert len(lines) == 1 and lines[0].startswith("finetune: error: "), error
@@ -125,21 +123,17 @@ def test_refused(case, place, monkeypatch, capsys):
     assert case.get("hidden", "Traceback") not in error
     assert ended.value.code in ([case["code"]] if "code" in case else [1, 2]), lines[0]
     assert files_in(place.folder) == before
+    if "hint" in case:
+        assert case["hint"] in lines[0]
+        check_hint(case["hint"], words, capsys)
 
 
-@pytest.mark.parametrize("case", rows("hint"))
-def test_the_options_that_a_line_advises_help(case, place, monkeypatch, capsys):
-    prepare(case, place, monkeypatch)
-    words = shlex.split(case["command"])
-    words = [part for word in words for part in SHORT.get(word, [word])]
-    with pytest.raises(SystemExit):
-        main(words)
-    error = capsys.readouterr().err
-    assert case["hint"] in error
+def check_hint(hint: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Check that the options that a line advises help."""
     run_lock.release()
-    hint = [f"new_{word.lower()}" if word.isupper() else word for word in shlex.split(case["hint"])]
+    added = [f"new_{word.lower()}" if word.isupper() else word for word in shlex.split(hint)]
     with contextlib.suppress(SystemExit):
-        main([*words, *hint])
+        main([*words, *added])
     assert "error: " not in capsys.readouterr().err
 
 

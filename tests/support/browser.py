@@ -7,14 +7,16 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, Page, sync_playwright
 from starlette.types import ASGIApp
 
 from finetune.serving.http_server import listen
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -36,8 +38,10 @@ def _run(folder: Path, *options: str) -> str:
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
+def chromium() -> Iterator["Browser"]:
     """Yield a browser that scripts of playwright drive."""
+    from playwright.sync_api import sync_playwright  # its import takes a second
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -82,7 +86,7 @@ class Visitor:
     A page that asks another address, breaks its own policy or has an error in a script fails its test in the end.
     """
 
-    def __init__(self, browser: Browser) -> None:
+    def __init__(self, browser: "Browser") -> None:
         self.browser = browser
         self.faults: list[str] = []
         self._stack = ExitStack()
@@ -99,7 +103,7 @@ class Visitor:
             time.sleep(0.01)
         return f"http://127.0.0.1:{listener.getsockname()[1]}/"
 
-    def open(self, address: str, **options: Any) -> Page:
+    def open(self, address: str, **options: Any) -> "Page":
         """Open an address in a window of its own, as with `viewport` or `color_scheme`."""
         context = self.browser.new_context(**options)
         self._stack.callback(context.close)
