@@ -85,7 +85,7 @@ def start_machine(folder: Path, name: str, port: int, **environment: str) -> Pro
     command += ["--rdzv-backend", "c10d", "--rdzv-id", "test"]
     command += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
     # a few seconds where the defaults wait for a minute
-    quick = "last_call_timeout=3,keep_alive_interval=1"
+    quick = "last_call_timeout=10,keep_alive_interval=1"
     command += ["--rdzv-conf", f"is_host={name == 'first'},{quick}"]
     command += ["-m", "finetune", *arguments(folder)]
     settings = {

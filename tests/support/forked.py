@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ assert finetune.fitting.evaluate and finetune.fitting.fit
 def run_forked(function: Callable[[], object]) -> NoReturn:
     """Call a function in a forked process and exit as Python would: nothing ever returns to the parent's code."""
     code = 1
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined] # temporary folders of the parent
     # Those of the parent have buffers for its own files, and other ones are in their place now.
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
@@ -123,7 +125,6 @@ def _leave_folder_of_wandb() -> None:
     media = sys.modules.get("wandb.sdk.data_types._private")
     if media is not None:
         atexit.unregister(media.MEDIA_TMP.cleanup)
-        media.MEDIA_TMP._finalizer.detach()
 
 
 class ForkedCommand(Forked):
