@@ -46,6 +46,7 @@ from finetune.fitting.resume import (
 )
 from finetune.models.timm_backbones import is_timm
 from finetune.models.weights import read_weights
+from finetune.reports.report_page import page_of
 from finetune.runs.folder import Run
 from finetune.runs.headline import NO_RESULT
 from finetune.runs.licence import is_restricted, licence
@@ -58,6 +59,7 @@ from finetune.runs.run_lock import hold
 from finetune.settings.layers import Layers
 from finetune.system.messages import bytes_text
 from finetune.training import overview
+from finetune.training.augmented_sheet import write_augmented
 from finetune.training.calibration import Calibration, read_calibration
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
@@ -464,10 +466,6 @@ def _check_threshold(parts: Parts, calibration: Calibration) -> None:
 
 def _write_report(run: Run, record: RunRecord, data: ImageDataModule) -> str:
     """Write the report of a run, and return its path; "" if that fails, which does not harm the run."""
-    # with matplotlib, which takes half a second
-    from finetune.reports.report_page import page_of
-    from finetune.training.augmented_sheet import write_augmented
-
     assert run.path is not None
     try:
         write_augmented(data, run.file("augmented.webp"))

@@ -18,7 +18,8 @@ from finetune.runs.statistics import (
 )
 
 _MOST_CURVES = 8
-_MOST_PANELS = 4
+_MOST_LABELS = 4
+_PAIR_AXES = ("probability", "share present")
 _BELOW = "On the dashed line, both are equal; below it, the network is overconfident."
 
 # Shapes: N images, K classes or labels.
@@ -30,13 +31,12 @@ def calibration_charts(run: RunRecord) -> Iterator[tuple[str, str]]:
     if predictions is None or not predictions.paths:
         return
     before = _uncalibrated(run, predictions)
+    yield _of_all(run, predictions, before)
     if predictions.is_single:
-        yield _of_confidence(run, predictions, before)
         yield from _coverage(predictions)
         if len(predictions.names) == 2:
             yield from _two_classes(predictions)
     else:
-        yield _of_pairs(run, predictions, before)
         yield from _of_each_label(run, predictions, before)
         yield from _precision_and_recall(run, predictions)
 
@@ -54,43 +54,37 @@ def _uncalibrated(run: RunRecord, predictions: Predictions) -> np.ndarray | None
     return 1 / (1 + np.exp(-logits / scale))
 
 
-def _of_confidence(
-    run: RunRecord, predictions: Predictions, before: np.ndarray | None
-) -> tuple[str, str]:
-    decided = predictions.decided
-    lowest = 1 / max(2, len(predictions.names))
-    uncalibrated = None if before is None else before[decided]
-    bins = _bins(predictions.confidence, uncalibrated, predictions.is_right, lowest)
-    by = ""
-    if before is not None:
-        by = (
-            f" by temperature scaling (temperature {1 / run.result['calibration']['scale'][0]:.3f})"
-        )
-    text = f"{_errors(run, by)}Accuracy by confidence, with 95 % intervals. {_BELOW}"
-    return reliability_chart({"": bins}, text, ("confidence", "accuracy"), lowest), text
+def _of_all(run: RunRecord, predictions: Predictions, before: np.ndarray | None) -> tuple[str, str]:
+    """Return the chart of all predicted classes, or of all pairs of an image and a label."""
+    if predictions.is_single:
+        decided = predictions.decided
+        lowest = 1 / max(2, len(predictions.names))
+        uncalibrated = None if before is None else before[decided]
+        bins = _bins(predictions.confidence, uncalibrated, predictions.is_right, lowest)
+        axes = ("confidence", "accuracy")
+        what = "Accuracy by confidence"
+    else:
+        lowest = 0.0
+        bins = _bins(predictions.probabilities, before, predictions.labels)
+        axes = _PAIR_AXES
+        what = "Share of the pairs of an image and a label that are present, by probability"
+    text = f"{_errors(run)}{what}, with 95 % intervals. {_BELOW}"
+    return reliability_chart(bins, text, axes, lowest), text
 
 
-def _of_pairs(
-    run: RunRecord, predictions: Predictions, before: np.ndarray | None
-) -> tuple[str, str]:
-    bins = _bins(predictions.probabilities, before, predictions.labels)
-    text = (
-        f"{_errors(run)}Share of the pairs of an image and a label that are present, by probability, with 95 % "
-        f"intervals. {_BELOW}"
-    )
-    return reliability_chart({"": bins}, text, ("probability", "share present")), text
-
-
-def _errors(run: RunRecord, by: str = "") -> str:
+def _errors(run: RunRecord) -> str:
     """Return the calibration error, and that before calibration, in a sentence; "" if it is not known."""
-    after, before = (
-        run.result.get(f"test/calibration_error{name}") for name in ("", "_before_scaling")
-    )
+    after = run.result.get("test/calibration_error")
+    before = run.result.get("test/calibration_error_before_scaling")
     if after is None:
         return ""
-    return f"Calibration error {after:.3f}" + (
-        ". " if before is None else f", {before:.3f} before calibration{by}. "
+    if before is None:
+        return f"Calibration error {after:.3f}. "
+    scale = (run.result.get("calibration") or {"scale": [1.0]})["scale"]
+    by = (
+        "calibration" if run.has_labels else f"temperature scaling (temperature {1 / scale[0]:.3f})"
     )
+    return f"Calibration error {after:.3f}, {before:.3f} before {by}. "
 
 
 def _bins(
@@ -115,24 +109,23 @@ def _bins(
 def _of_each_label(
     run: RunRecord, predictions: Predictions, before: np.ndarray | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield a chart of the labels whose calibration error is furthest above the one by chance."""
-    known = [row for row in class_metrics(run.result) if row.calibration_error]
-    errors = {row.name: row.calibration_error or (0.0, 0.0) for row in known}
-    chosen = sorted(errors, key=lambda name: errors[name][1] - errors[name][0])[:_MOST_PANELS]
-    panels = {}
+    """Yield charts of the labels whose calibration error is furthest above the one by chance."""
+    errors = {
+        row.name: row.calibration_error
+        for row in class_metrics(run.result)
+        if row.calibration_error is not None
+    }
+    chosen = sorted(errors, key=lambda name: errors[name][1] - errors[name][0])[:_MOST_LABELS]
+    which = ""
+    if len(chosen) < len(errors):
+        which = f" One of the {len(chosen)} labels with the largest error beyond that by chance."
     for name in chosen:
         k = predictions.names.index(name)
         of_label = None if before is None else before[:, k]
-        panels[name] = _bins(predictions.probabilities[:, k], of_label, predictions.labels[:, k])
-    if panels:
-        which = (
-            f"The {len(chosen)} labels whose calibration error is furthest above the one by chance"
-        )
-        if len(chosen) == len(errors):
-            which = "Each label with its calibration error"
-        named = ", ".join(f"{name} {errors[name][0]:.3f}" for name in chosen)
-        text = f"{which}: {named}. Axes and intervals are those of the chart of all pairs."
-        yield reliability_chart(panels, text, ("probability", "share present")), text
+        bins = _bins(predictions.probabilities[:, k], of_label, predictions.labels[:, k])
+        error, by_chance = errors[name]
+        text = f"{name}: calibration error {error:.3f}, by chance alone {by_chance:.3f}.{which}"
+        yield reliability_chart(bins, text, _PAIR_AXES), text
 
 
 def _coverage(predictions: Predictions) -> Iterator[tuple[str, str]]:

@@ -1,69 +1,31 @@
 """Charts as SVG elements of a page. They have the page's colours: light, dark or for print."""
 
-import io
-import logging
 import math
-import os
-import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 from markupsafe import escape
 
 from finetune.runs.statistics import wilson
-from finetune.system.cache_dir import cache_dir
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+_COLORS = ("accent", "warning", "good", *(f"series-{i}" for i in range(4, 11)))
+_DASHES = ("", "6.7 2.9", "1.8 3", "11.5 2.9 1.8 2.9")
+_TICK_DIGITS = ((1, 2, 3, 4, 6, 8), (1, 2, 5), (1,))  # of a logarithmic axis
+# Lengths are in units of the drawing, in which text has 10: width and height of a line chart and of a reliability
+# chart, height of a row of the legend, mean width of a letter.
+_LINE_CHART = (317, 202)
+_RELIABILITY_CHART = (274, 250)
+_LEGEND_ROW = 15
+_LETTER = 5.6
+_LONGEST = 48  # letters of a label
+_LONGEST_OF_TWO = 21  # letters of a name, for two in a row of the legend
+_CLOSE = 0.4  # a point that is closer to the one before is not drawn
+_MARGIN = 0.05  # of the range of the values, on each side
 
-# Placeholder colours in the drawing and the page's variables for them: text, grid lines, then the lines in order.
-_PLACEHOLDERS = {
-    "#010101": "--ink",
-    "#020202": "--line",
-    "#030303": "--accent",
-    "#040404": "--warning",
-    "#050505": "--good",
-    **{f"#{10 + i:02d}{10 + i:02d}{10 + i:02d}": f"--series-{i}" for i in range(4, 11)},
-}
-_INK, _LINE, *_LINE_COLORS = _PLACEHOLDERS
-_RC_PARAMS: Any = {
-    "svg.fonttype": "none",  # text stays text: small, searchable, in the page's font
-    "svg.hashsalt": "finetune",  # the same chart is the same text
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "text.parse_math": False,  # a class may be called $x$
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _LINE,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": _LINE,
-    "grid.linewidth": 0.6,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "lines.linewidth": 1.8,
-    "legend.frameon": False,
-    "axes.prop_cycle": f"cycler('color', {_LINE_COLORS})",
-}
-# By matplotlib's name, and as the dashes of an SVG line, in widths of the line.
-_DASHES = {"-": "", "--": "3.7 1.6", ":": "1 1.65", "-.": "6.4 1.6 1 1.6"}
-# inches: width and height of a line chart and of a reliability chart, height of a row of the legend below a chart
-_LINE_CHART = (4.4, 2.8)
-_RELIABILITY_CHART = (3.8, 3.6)
-_LEGEND_ROW = 0.21
-_LONGEST = 36  # letters of a legend: more would leave the chart no room
+# Shapes: N points of a line.
 
 # Mean confidence, accuracy and number of images of each bin, by the name of a series.
 Bins = Mapping[str, Sequence[tuple[float, float, int]]]
-
-# Shapes: N points of a line.
 
 
 def curves(
@@ -78,7 +40,7 @@ def curves(
     """Draw a line chart. The first forty lines differ in colour or dashes.
 
     Args:
-        lines: Coordinates x and y of each line by its name, N each.
+        lines: Coordinates x and y of each line by its name, N each. Points that are not finite are left out.
         x: Label of the x axis.
         y: Label of the y axis.
         about: The chart in a sentence, for screen readers.
@@ -86,181 +48,192 @@ def curves(
         is_log: Whether the y axis is logarithmic.
         has_legend: Whether several lines have a legend, below the axes; else the page has one of `line_sample`.
     """
-    with _page_style():
-        figure = _new_figure(_LINE_CHART)
-        axes = figure.add_subplot()
-        for i, (name, (places, values)) in enumerate(lines.items()):
-            color, style = _look_of(i)
-            axes.plot(
-                places,
-                values,
-                style,
-                color=color,
-                label=_shortened(name, _LONGEST),
-                marker="o" if len(values) == 1 else "",
-            )
-        axes.set(xlabel=x, ylabel=y, yscale="log" if is_log else "linear")
-        if is_log:
-            _write_numbers(axes.yaxis)
-        if x == "epoch":
-            # only whole epochs have ticks, even if there is only one
-            axes.locator_params(axis="x", integer=True, min_n_ticks=1)
-        if mark is not None:
-            axes.axvline(mark[0], color=_INK, linewidth=0.8, linestyle=":")
-            axes.annotate(
-                mark[1],
-                (mark[0], 1),
-                xycoords=("data", "axes fraction"),
-                ha="right",
-                va="bottom",
-                fontsize=9,
-            )
-        if len(lines) > 1 and has_legend:
-            rows = math.ceil(len(lines) / 2)
-            figure.set_figheight(_LINE_CHART[1] + _LEGEND_ROW * rows)
-            figure.legend(loc="outside lower left", ncols=2)  # inside it would cover lines
-        return _as_element(figure, about)
+    across = _range_of([value for places, _ in lines.values() for value in places])
+    up = _range_of([value for _, values in lines.values() for value in values], is_log)
+    axes = _Axes(across, up, _LINE_CHART)
+    parts = list(axes.frame(x, y, has_whole_x=x == "epoch"))
+    if mark is not None:
+        parts += axes.mark(*mark)
+    for i, (places, values) in enumerate(lines.values()):
+        points = list(axes.drawn(zip(places, values, strict=True)))
+        parts.append(_dot(i, *points[0]) if len(points) == 1 else _path(points, _look(i)))
+    samples = {name: _path([(0, 0), (24, 0)], _look(i)) for i, name in enumerate(lines)}
+    return _svg(parts, _LINE_CHART, about, samples if has_legend and len(lines) > 1 else {})
 
 
 def line_sample(i: int) -> str:
     """Return a piece of line `i` of a chart as SVG, for a legend elsewhere on the page."""
-    color, style = _look_of(i)
-    dashes = " ".join(f"{2 * float(length):g}" for length in _DASHES[style].split())
-    line = (
-        f'<line x1="0" y1="5" x2="28" y2="5" stroke="var({_PLACEHOLDERS[color]})" stroke-width="2"'
-    )
-    return (
-        f'<svg width="28" height="10" aria-hidden="true">{line} stroke-dasharray="{dashes}"/></svg>'
-    )
+    line = _path([(0, 5), (28, 5)], _look(i))
+    return f'<svg width="28" height="10" aria-hidden="true">{line}</svg>'
 
 
-def _look_of(i: int) -> tuple[str, str]:
-    """Return colour and style of line `i`: neighbours differ in both, and the first forty in one of them."""
-    styles = list(_DASHES)
-    return _LINE_COLORS[i % len(_LINE_COLORS)], styles[(i + i // 20) % len(styles)]
-
-
-def reliability_chart(
-    panels: Mapping[str, Bins], about: str, names: tuple[str, str], lowest: float = 0.0
-) -> str:
+def reliability_chart(bins: Bins, about: str, names: tuple[str, str], lowest: float = 0.0) -> str:
     """Draw accuracy by confidence: a dot and its 95 % interval for each bin, and the diagonal as reference.
 
     Args:
-        panels: The bins of each panel by its name. Several panels are drawn two in a row, with one legend.
+        bins: The bins.
         about: The chart in a sentence.
         names: Names of the axes.
         lowest: The lowest confidence that is possible.
     """
-    in_row = min(2, len(panels))
-    num_rows = math.ceil(len(panels) / in_row)
-    size = _RELIABILITY_CHART if in_row == 1 else (3.8, 0.6 + 1.7 * num_rows)
-    with _page_style():
-        figure = _new_figure(size)
-        subplots = figure.subplots(num_rows, in_row, sharex=True, sharey=True, squeeze=False)
-        grid = subplots.ravel()
-        for axes, (label, bins) in zip(grid, panels.items(), strict=False):
-            _draw_reliability(axes, bins, lowest, markersize=5 if in_row == 1 else 3.5)
-            axes.set_title(_shortened(label, _LONGEST // 2), fontsize=9)
-        for axes in grid[len(panels) :]:
-            axes.set_visible(False)
-        for axes in grid[-in_row:]:
-            axes.set_xlabel(names[0])
-        for axes in grid[::in_row]:
-            axes.set_ylabel(names[1])
-        lines, series = grid[0].get_legend_handles_labels()
-        if len(lines) > 1:
-            figure.legend(lines, series, loc="outside lower left", ncols=2)
-        return _as_element(figure, about)
+    across = _Range(lowest - 0.03 * (1 - lowest), 1.03 - 0.03 * lowest)
+    axes = _Axes(across, _Range(-0.03, 1.03), _RELIABILITY_CHART)
+    parts = list(axes.frame(*names))
+    parts.append(_path(list(axes.drawn([(lowest, lowest), (1, 1)])), _thin("4 2")))
+    for i, rows in enumerate(bins.values()):
+        for confidence, accuracy, num in rows:
+            low, high = wilson(accuracy * num, num)
+            ends = list(axes.drawn([(confidence, low), (confidence, high)]))
+            parts.append(_path(ends, f'stroke="var(--{_COLORS[i]})" stroke-width="1.2"'))
+            parts += [_dot(i, *place) for place in axes.drawn([(confidence, accuracy)])]
+    samples = {name: _dot(i, 12, 0) for i, name in enumerate(bins)}
+    return _svg(parts, _RELIABILITY_CHART, about, samples if len(bins) > 1 else {})
 
 
-def _draw_reliability(axes: "Axes", bins: Bins, lowest: float, markersize: float) -> None:
-    axes.plot([lowest, 1], [lowest, 1], color=_INK, linewidth=0.8, linestyle="--")
-    for marker, (name, rows) in zip("osDv", bins.items(), strict=False):
-        confidence, accuracy, _ = np.array(rows).reshape(-1, 3).T
-        bounds = np.array([wilson(share * num, int(num)) for _, share, num in rows])
-        below, above = np.abs(bounds.reshape(-1, 2).T - accuracy)
-        axes.errorbar(
-            confidence,
-            accuracy,
-            yerr=(below, above),
-            fmt=marker,
-            markersize=markersize,
-            capsize=0.6 * markersize,
-            elinewidth=1.2,
-            label=name,
-        )
-    start = lowest - 0.03 * (1 - lowest)
-    axes.set(xlim=(start, 1.03), ylim=(-0.03, 1.03))
+@dataclass(frozen=True)
+class _Range:
+    """The values of an axis. Those of a logarithmic one are powers of ten."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def share(self, value: float) -> float:
+        """Return where a value is, from 0 to 1; NaN for nowhere."""
+        return (_on_axis(value, self.is_log) - self.low) / (self.high - self.low)
+
+    def ticks(self, most: int, is_whole: bool = False) -> list[float]:
+        """Return round values within the range, about `most` of them."""
+        if self.is_log:
+            first, last = math.floor(self.low), math.ceil(self.high)
+            powers = range(first, last + 1, max(1, (last - first) // most))
+            fewer = (one for one in _TICK_DIGITS if len(powers) * len(one) <= 2 * most)
+            digits = next(fewer, _TICK_DIGITS[-1])
+            rounded = [digit * 10.0**power for power in powers for digit in digits]
+            within = [value for value in rounded if 0 <= self.share(value) <= 1]
+            return within or [10 ** ((self.low + self.high) / 2)]
+        rough = (self.high - self.low) / most
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough * (1 - 1e-9))
+        if is_whole:
+            step = max(1, round(step))
+        steps = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
+        return [step * k for k in steps]
 
 
-def _shortened(name: str, length: int) -> str:
-    """Return a name with at most `length` letters. Long names usually differ at their end."""
-    return name if len(name) <= length else f"…{name[1 - length :]}"
+def _range_of(values: Sequence[float], is_log: bool = False) -> _Range:
+    """Return the range of values, with a margin."""
+    finite = [p for value in values if math.isfinite(p := _on_axis(value, is_log))]
+    low, high = min(finite, default=0.0), max(finite, default=1.0)
+    margin = _MARGIN * (high - low) or _MARGIN * abs(high) or 0.5
+    return _Range(low - margin, high + margin, is_log)
 
 
-def _write_numbers(axis: Any) -> None:
-    """Write plain numbers on a logarithmic axis. matplotlib would write formulas, which `_RC_PARAMS` disables."""
-    from matplotlib.ticker import LogFormatter
-
-    class Plain(LogFormatter):
-        def __call__(self, x: float, pos: int | None = None) -> str:
-            return f"{x:g}" if super().__call__(x, pos) else ""
-
-    axis.set_major_formatter(Plain())
-    axis.set_minor_formatter(Plain(labelOnlyBase=False))
+def _on_axis(value: float, is_log: bool) -> float:
+    if not is_log:
+        return value
+    return math.log10(value) if value > 0 else math.nan
 
 
-@contextmanager
-def _page_style() -> Iterator[None]:
-    """Draw with the colours and fonts of a page within the context."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    name = "MPLCONFIGDIR"
-    before = os.environ.get(name)
-    # matplotlib caches a list of fonts. Our cache is used because the user's folder may be read-only.
-    os.environ.setdefault(name, str(cache_dir() / "matplotlib"))
-    try:
-        import matplotlib.figure  # this import makes the list
-    finally:  # subprocesses get the user's value
-        if before is None:
-            os.environ.pop(name, None)  # another thread may have removed it
+class _Axes:
+    """A pair of axes with the ranges `across` and `up`, in a drawing of a size."""
 
-    with matplotlib.rc_context(_RC_PARAMS):
-        yield
+    def __init__(self, across: _Range, up: _Range, size: tuple[int, int]) -> None:
+        self.across = across
+        self.up = up
+        self.y_ticks = [(value, f"{value:.6g}") for value in up.ticks(size[1] // 36)]
+        self.left = 20 + _LETTER * max(len(text) for _, text in self.y_ticks)
+        self.right = size[0] - 8.0
+        self.top = 16.0
+        self.bottom = size[1] - 34.0
+
+    def drawn(self, points: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+        """Yield where points are drawn, without those that are nowhere or hardly differ from the one before."""
+        last = (math.inf, math.inf)
+        for x, y in points:
+            place = (
+                self.left + self.across.share(x) * (self.right - self.left),
+                self.bottom - self.up.share(y) * (self.bottom - self.top),
+            )
+            if all(map(math.isfinite, place)) and math.dist(place, last) >= _CLOSE:
+                yield place
+                last = place
+
+    def frame(self, x: str, y: str, has_whole_x: bool = False) -> Iterator[str]:
+        """Yield grid, ticks and axes with their labels."""
+        left, right, top, bottom = self.left, self.right, self.top, self.bottom
+        thin = 'stroke="var(--line)" stroke-width=".6"'
+        for value in self.across.ticks(round((right - left) / 45), has_whole_x):
+            place = left + self.across.share(value) * (right - left)
+            yield _path([(place, top), (place, bottom)], thin)
+            yield _text(place, bottom + 13, f"{value:.6g}")
+        for value, text in self.y_ticks:
+            place = bottom - self.up.share(value) * (bottom - top)
+            yield _path([(left, place), (right, place)], thin)
+            yield _text(left - 4, place + 3.5, text, "end")
+        yield _path([(left, top), (left, bottom), (right, bottom)], 'stroke="var(--line)"')
+        yield _text((left + right) / 2, bottom + 28, x)
+        upright = f'transform="translate(9 {(top + bottom) / 2:.1f}) rotate(-90)"'
+        yield f"<g {upright}>{_text(0, 0, y)}</g>"
+
+    def mark(self, x: float, text: str) -> Iterator[str]:
+        """Yield a dotted line at a position on the x axis, and its label above."""
+        place = self.left + self.across.share(x) * (self.right - self.left)
+        yield _path([(place, self.top), (place, self.bottom)], _thin("1 2"))
+        half = _LETTER * len(text) / 2
+        yield _text(min(max(place, self.left + half), self.right - half), self.top - 4, text)
 
 
-def _new_figure(size: tuple[float, float]) -> "Figure":
-    """Return a figure to draw on; `size` is its width and height in inches."""
-    from matplotlib.figure import Figure
+def _look(i: int) -> str:
+    """Return how line `i` is drawn: neighbours differ in colour and dashes, and the first forty in one of them."""
+    dashes = _DASHES[(i + i // 20) % len(_DASHES)]
+    color = _COLORS[i % len(_COLORS)]
+    return f'stroke="var(--{color})" stroke-width="1.8" stroke-dasharray="{dashes or "none"}"'
 
-    return Figure(figsize=size, layout="constrained")
+
+def _thin(dashes: str) -> str:
+    return f'stroke="var(--ink)" stroke-width=".8" stroke-dasharray="{dashes}"'
 
 
-def _as_element(figure: "Figure", about: str) -> str:
-    """Return a figure as an SVG element of a page. Call it within `_page_style`, which also decides how it is written.
+def _path(points: Sequence[tuple[float, float]], style: str) -> str:
+    """Return a line through points."""
+    places = "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<path d="M{places}" fill="none" {style}/>' if points else ""
+
+
+def _dot(i: int, x: float, y: float) -> str:
+    """Return a dot of series `i`: round, or square for every other one."""
+    corner = 0 if i % 2 else 2.7
+    place = f'x="{x - 2.7:.1f}" y="{y - 2.7:.1f}" rx="{corner}"'
+    return f'<rect {place} width="5.4" height="5.4" fill="var(--{_COLORS[i % len(_COLORS)]})"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
+    """Return words at a position. Long names usually differ at their end."""
+    shown = text if len(text) <= _LONGEST else f"…{text[1 - _LONGEST :]}"
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(shown)}</text>'
+
+
+def _svg(
+    parts: Sequence[str], size: tuple[int, int], about: str, samples: Mapping[str, str]
+) -> str:
+    """Return a drawing as an element of a page: with a label, scalable, in the page's colours.
 
     Args:
-        figure: The finished drawing.
+        parts: Its elements.
+        size: Width and height without the legend.
         about: The chart in a sentence.
+        samples: The legend below: names, each with a sample.
     """
-    content = io.StringIO()
-    nothing: dict[str, Any] = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    with warnings.catch_warnings():
-        # the page's fonts have these glyphs
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(content, format="svg", transparent=True, metadata=nothing)
-    return _inline(content.getvalue(), about)
-
-
-def _inline(svg: str, about: str) -> str:
-    """Return an SVG document as an element of a page: with a label, scalable, in the page's colours."""
-    svg = svg[svg.index("<svg") :]
-    for placeholder, variable in _PLACEHOLDERS.items():
-        svg = svg.replace(placeholder, f"var({variable})")
-    # these styles would apply to the whole page
-    svg = re.sub(r"<(metadata|defs)>\s*<(style|rdf).*?</\1>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"font-family: [^;\"]*|(?<=px) 'DejaVu Sans'[^;\"]*", "font-family: inherit", svg)
-    used = set(re.findall(r"#([\w.]+)", svg))
-    own = blake2b(svg.encode(), digest_size=4).hexdigest()
-    svg = re.sub(r' id="([\w.]+)"', lambda match: match[0] if match[1] in used else "", svg)
-    svg = re.sub(r'(?<= id=")|(?<="#)|(?<=url\(#)', f"c{own}-", svg)  # IDs are unique on a page
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(about)}" class="chart" ', 1)
+    width, height = size
+    in_row = 1 if any(len(name) > _LONGEST_OF_TWO for name in samples) else 2
+    legend = []
+    for number, (name, sample) in enumerate(samples.items()):
+        row, column = divmod(number, in_row)
+        place = f"translate({8 + width // 2 * column} {height + _LEGEND_ROW * row + 7})"
+        legend.append(f'<g transform="{place}">{sample}{_text(30, 3.5, name, "start")}</g>')
+    whole = height + _LEGEND_ROW * math.ceil(len(samples) / in_row)
+    box = f'viewBox="0 0 {width} {whole}" fill="var(--ink)" font-size="10"'
+    what = f'role="img" class="chart" aria-label="{escape(about)}"'
+    content = "".join([*parts, *legend])
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {what} {box}>{content}</svg>'

@@ -1,6 +1,6 @@
 """The metrics of each class or label in a test, with their intervals."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,26 +65,26 @@ class ClassMetrics:
 def class_metrics(result: Mapping[str, Any]) -> list[ClassMetrics]:
     """Return a row for each class or label from the content of test.json; none without a test."""
     names = result.get("class_names", ())
-    if result.get("confusion_matrix"):
-        return _of_classes(np.array(result["confusion_matrix"]), names)
-    errors = result.get("label_calibration", {})
-    both = zip(errors.get("error", ()), errors.get("error_by_chance", ()), strict=False)
-    error_of = dict(zip(names, both, strict=False))
+    confusion = result.get("confusion_matrix")
+    counts = _counts(np.array(confusion)) if confusion else result.get("label_counts") or ()
+    errors = result.get("label_calibration") or {"error": [], "error_by_chance": []}
+    error_of = dict(
+        zip(names, zip(errors["error"], errors["error_by_chance"], strict=True), strict=False)
+    )
     rows = []
-    of_names = zip(names, thresholds_of(result), result.get("label_counts") or (), strict=False)
-    for name, threshold, counts in of_names:
-        (_, num_false), (num_missed, num_right) = counts
+    for k, ((_, num_false), (num_missed, num_right)) in enumerate(counts):
+        average = result.get(f"test/average_precision/{names[k]}")
         num = num_right + num_missed
-        average = result.get(f"test/average_precision/{name}")
         rows.append(
             ClassMetrics(
-                name=name,
+                name=names[k],
                 num_right=num_right,
                 num_missed=num_missed,
                 num_false=num_false,
                 average_precision=None if average is None else _share(average * num, num),
-                threshold=threshold,
-                calibration_error=error_of.get(name),
+                threshold=None if confusion else thresholds_of(result)[k],
+                calibration_error=error_of.get(names[k]),
+                taken_for=_taken_for(confusion[k], k, names) if confusion else None,
             )
         )
     return rows
@@ -96,24 +96,22 @@ def thresholds_of(result: Mapping[str, Any]) -> list[float]:
     return calibration.get("thresholds") or [0.5] * len(result.get("class_names", ()))
 
 
-def _of_classes(confusion: np.ndarray, names: list[str]) -> list[ClassMetrics]:
-    """Return the rows of a confusion matrix (K, K), whose rows are the true classes."""
-    rows = []
-    for k, name in enumerate(names):
-        right = int(confusion[k, k])
-        others = confusion[k].copy()
-        others[k] = 0
-        most = int(others.argmax())
-        rows.append(
-            ClassMetrics(
-                name=name,
-                num_right=right,
-                num_missed=int(others.sum()),
-                num_false=int(confusion[:, k].sum()) - right,
-                taken_for=(names[most], int(others[most])) if others[most] else None,
-            )
-        )
-    return rows
+def _counts(confusion: np.ndarray) -> list[list[list[int]]]:
+    """Return `label_counts` of test.json, (K, 2, 2), from a confusion matrix (K, K) with the true classes as rows."""
+    right = confusion.diagonal()
+    false = confusion.sum(axis=0) - right
+    missed = confusion.sum(axis=1) - right
+    others = confusion.sum() - right - false - missed
+    counts: list[list[list[int]]] = (
+        np.array([[others, false], [missed, right]]).transpose(2, 0, 1).tolist()
+    )
+    return counts
+
+
+def _taken_for(row: Sequence[int], k: int, names: Sequence[str]) -> tuple[str, int] | None:
+    """Return the class as which images of class `k` are most often wrongly predicted, from its row (K,)."""
+    num, other = max((num if i != k else 0, -i) for i, num in enumerate(row))
+    return (names[-other], num) if num else None
 
 
 def _share(num_right: float, num: int) -> Share | None:

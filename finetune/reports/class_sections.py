@@ -37,96 +37,70 @@ class ImageSection:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A number of images in a matrix.
-
-    Attributes:
-        count: The number.
-        share: Of the images of the row, in [0, 1].
-        kind: Its class in the style sheet.
-        section: Id of the section with the images.
-        about: The cell in words.
-    """
-
-    count: int
-    share: float
-    kind: str
-    section: str
-    about: str
-
-
-@dataclass(frozen=True)
 class Matrix:
     """The confusion matrix of classes, or the labels that occur together.
 
     Attributes:
         heading: What it is.
         sentence: How to read it.
+        between: The word between the names of row and column.
         names: Of its rows and columns, K.
-        rows: Its cells (K, K); none for many classes.
-        pairs: For many classes, its largest cells in words, each with the id of a section.
+        rows: The number of images of each cell and its share of those of the row, (K, K); none for many classes.
+        largest: For many classes, row, column and number of the largest cells.
     """
 
     heading: str
     sentence: str
+    between: str
     names: list[str]
-    rows: list[list[Cell]]
-    pairs: list[tuple[str, str]]
+    rows: list[list[tuple[int, float]]]
+    largest: list[tuple[int, int, int]]
 
 
 def matrix(result: Mapping[str, Any]) -> Matrix | None:
     """Return the matrix of a test from the content of test.json; None if there was none."""
     names = result.get("class_names", [])
-    if confusion := result.get("confusion_matrix"):
-        return _matrix(names, np.array(confusion), is_single=True)
-    if together := result.get("cooccurrence"):
-        return _matrix(names, np.array(together), is_single=False)
+    is_large = len(names) > _MAX_MATRIX
+    if result.get("confusion_matrix"):
+        counts = np.array(result["confusion_matrix"])
+        return Matrix(
+            heading="Most frequent confusions" if is_large else "Confusion matrix",
+            sentence="Rows are true classes, columns are predicted classes.",
+            between="predicted as",
+            names=names,
+            rows=[] if is_large else _with_shares(counts, counts.sum(axis=1)),
+            largest=_largest(counts) if is_large else [],
+        )
+    if result.get("cooccurrence"):
+        counts = np.array(result["cooccurrence"])
+        return Matrix(
+            heading=f"Labels that occur together{' most often' if is_large else ''}",
+            sentence="Number of test images with the label of the row and that of the column. On the diagonal, all "
+            "images with the label.",
+            between="and",
+            names=names,
+            rows=[] if is_large else _with_shares(counts, counts.diagonal()),
+            largest=_largest(np.triu(counts)) if is_large else [],
+        )
     return None
 
 
-def _matrix(names: list[str], counts: np.ndarray, is_single: bool) -> Matrix:
-    """Return a matrix of counts (K, K)."""
-    kinds = ("right", "wrong") if is_single else ("alone", "together")
-    # of all images of the class, or with the label
-    totals = np.maximum(1, counts.sum(axis=1) if is_single else counts.diagonal())
-    between = "predicted as" if is_single else "and"
-    is_large = len(names) > _MAX_MATRIX
-
-    def cell(i: int, j: int) -> Cell:
-        return Cell(
-            count=int(counts[i, j]),
-            share=float(counts[i, j] / totals[i]),
-            kind=kinds[i != j],
-            section=f"cell-{i}-{j}",
-            about=f"{names[i]} {between} {names[j]}",
-        )
-
-    pairs = _largest(counts if is_single else np.triu(counts)) if is_large else []
-    heading = "Confusion matrix" if is_single else "Labels that occur together"
-    if is_large:
-        heading = "Most frequent confusions" if is_single else f"{heading} most often"
-    return Matrix(
-        heading=heading,
-        sentence="Rows are true classes, columns are predicted classes."
-        if is_single
-        else "Number of test images with the label of the row and that of the column. On the diagonal, all images "
-        "with the label.",
-        names=names,
-        rows=[]
-        if is_large
-        else [[cell(i, j) for j in range(len(names))] for i in range(len(names))],
-        pairs=[
-            (f"{found.about}: {found.count}", found.section)
-            for found in (cell(*at) for at in pairs)
-        ],
-    )
+def _with_shares(counts: np.ndarray, totals: np.ndarray) -> list[list[tuple[int, float]]]:
+    """Return counts (K, K) with their shares of the totals of their rows, (K,)."""
+    return [
+        [(num, num / max(1, total)) for num in row]
+        for row, total in zip(counts.tolist(), totals.tolist(), strict=True)
+    ]
 
 
-def _largest(counts: np.ndarray) -> list[tuple[int, int]]:
-    """Return the rows and columns of the largest counts (K, K) outside the diagonal."""
+def _largest(counts: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return row, column and number of the largest counts (K, K) outside the diagonal."""
     first, second = np.nonzero(counts * ~np.eye(len(counts), dtype=bool))
     order = np.argsort(-counts[first, second], kind="stable")[:_NUM_PAIRS]
-    return list(zip(first[order].tolist(), second[order].tolist(), strict=True))
+    return [
+        (int(i), int(j), int(counts[i, j]))
+        for i, j in zip(first[order], second[order], strict=True)
+    ]
 
 
 def image_sections(predictions: Predictions, viewer: ImageViewer | None) -> list[ImageSection]:

@@ -258,11 +258,10 @@ def _sentence_of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
 
 def _metrics_and_settings(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:
     """Yield the rows of the table: a metric, or a setting that differs, and its value for each run."""
-    have_labels = [run.has_labels for run in runs]
-    if not all(have_labels):
-        yield "test accuracy", ["" if run.has_labels else _result(run) for run in runs]
-    if any(have_labels):
-        yield "test mAP", [_result(run) if run.has_labels else "" for run in runs]
+    for metric, has_labels in (("accuracy", False), ("mAP", True)):
+        if any(run.has_labels == has_labels for run in runs):
+            texts = [_result(run) if run.has_labels == has_labels else "" for run in runs]
+            yield f"test {metric}", texts
     for name in METRICS:
         if name in ("accuracy", "mAP"):  # the rows above have them with an interval
             continue

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from finetune.reports.report import write_report
 from finetune.runs.folder import Run
+from finetune.runs.record import read_run
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +44,6 @@ class LiveReport(pl.Callback):
             self._write(is_running=False)
 
     def _write(self, is_running: bool) -> None:
-        from finetune.reports.report import write_report  # with matplotlib: half a second
-        from finetune.runs.record import read_run
-
         try:
             record = read_run(self.run.file("."))
             about = {name: fact for name, fact in record.about.items() if name != "test"}

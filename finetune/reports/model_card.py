@@ -71,7 +71,7 @@ def _measured(run: RunRecord) -> list[str]:
     if run.has_labels:
         names.append("average precision")
     lines = [
-        f"Test images of {run.about.get('root', 'the data set')}. {run.headline_text}",
+        f"Images of {run.about.get('root', 'the data set')}: {run.headline_text}",
         "",
         f"| | images | {' | '.join(names)} |",
         "| --- | --- |" + " --- |" * len(names),

@@ -361,7 +361,7 @@ def test_the_report_of_several_labels_has_the_metrics_of_scikit_learn(labels_run
         average = metrics.average_precision_score(y, PROBABILITIES[:, k])
         assert row.average_precision[0] == pytest.approx(average)
         assert (row.num_missed, row.num_false) == ((y & ~decided).sum(), (decided & ~y).sum())
-    together = [[cell.count for cell in row] for row in matrix(record.result).rows]
+    together = [[count for count, _ in row] for row in matrix(record.result).rows]
     assert together == (TRUE.T.astype(int) @ TRUE.astype(int)).tolist()
     mistakes = {one.id: one for one in image_sections(record.predictions, VIEWER)}
     for k in range(3):

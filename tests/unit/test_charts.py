@@ -1,12 +1,14 @@
 """Charts as elements of a page: well-formed, in the colours of the page, and accessible to screen readers."""
 
-import os
+import math
 import re
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from finetune.reports.charts import curves
+from finetune.reports.charts import curves, reliability_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -37,13 +39,26 @@ def test_a_chart_has_its_lines_and_words():
     assert curves(lines, "epoch", "loss", "x") == curves(lines, "epoch", "loss", "x")
 
 
-def test_a_program_keeps_its_own_settings_of_matplotlib(monkeypatch):
-    monkeypatch.delenv("MPLCONFIGDIR", raising=False)
-    curves({"a": ([1, 2], [1, 2])}, "x", "y", "x")
-    assert "MPLCONFIGDIR" not in os.environ
-    monkeypatch.setenv("MPLCONFIGDIR", "mine")
-    curves({"a": ([1, 2], [1, 2])}, "x", "y", "x")
-    assert os.environ["MPLCONFIGDIR"] == "mine"
+@given(st.lists(st.floats(allow_nan=True, width=32), max_size=9), st.booleans())
+def test_a_chart_of_any_values_has_its_points_within_it_and_few_ticks(values, is_log):
+    line = (list(range(1, len(values) + 1)), values)
+    element = check(curves({"a": line}, "epoch", "loss", "x", is_log=is_log))
+    width, height = (float(text) for text in element.get("viewBox").split()[2:])
+    for path in element.iter(f"{SVG}path"):
+        for x, y in re.findall(r"([-\d.]+),([-\d.]+)", path.get("d")):
+            assert 0 <= float(x) <= width and 0 <= float(y) <= height
+    ticks = [float(word) for word in words_of(element) if word not in ("epoch", "loss")]
+    assert 2 <= len(ticks) < 30 and all(map(math.isfinite, ticks))
+
+
+def test_a_reliability_chart_has_an_interval_for_each_bin():
+    bins = {"calibrated": [(0.3, 0.25, 8), (0.9, 1.0, 4)], "uncalibrated": [(0.6, 0.5, 12)]}
+    element = check(reliability_chart(bins, "x", ("confidence", "accuracy")))
+    assert {"confidence", "accuracy", "calibrated", "uncalibrated"} <= set(words_of(element))
+    dots = [dot.get("fill") for dot in element.iter(f"{SVG}rect")]
+    assert (
+        dots.count("var(--accent)") == 3 and dots.count("var(--warning)") == 2
+    )  # with the legend's
 
 
 @pytest.mark.parametrize("rates", [[0.016, 0.03, 0.00008], [0.02, 0.03, 0.025], [0.01, 0.01, 0.01]])
