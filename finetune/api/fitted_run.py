@@ -43,7 +43,7 @@ class FittedRun:
 
     Attributes:
         path: The same as an absolute path.
-        best: The checkpoint of the best epoch; of a cross-validation the networks of all folds as one.
+        best: The checkpoint of the best epoch; of a cross-validation or an ensemble all networks as one.
         record: The content of the folder: config, metrics, the prediction for each test image.
     """
 
@@ -62,14 +62,17 @@ class FittedRun:
         """The rows of metrics.csv, one dict per epoch, such as `{"epoch": 1, "val/accuracy": 0.9, …}`.
 
         `epoch` and `step` are int, all others float; a value that was not logged in an epoch is None. The rows of a
-        cross-validation are those of its folds, with their number in `fold`. `pandas.DataFrame(run.history)` makes a
-        table of it.
+        cross-validation are those of its folds, with their number in `fold`; of an ensemble those of its members, in
+        `member`. `pandas.DataFrame(run.history)` makes a table of it.
         """
-        folds = RunDir(self.path).folds
-        if not folds:
+        fits = RunDir(self.path).fits
+        if not fits:
             return _history(self.path)
+        name = fits[0].path.name.partition("_")[0]  # fold or member
         return [
-            {"fold": fold, **row} for fold, run in enumerate(folds, 1) for row in _history(run.path)
+            {name: number, **row}
+            for number, run in enumerate(fits, 1)
+            for row in _history(run.path)
         ]
 
     @property

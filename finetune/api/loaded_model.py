@@ -14,9 +14,10 @@ from finetune.api.image_inputs import ImageInput, iterate_images, pixels
 from finetune.api.prediction import LabelsPrediction, Prediction
 from finetune.api.program_process import check_not_forked
 from finetune.data.decode import DecodeError
-from finetune.inference.end_to_end import Embedder, Logits
+from finetune.inference.end_to_end import Embedder
 from finetune.inference.exported_network import ExportedNetwork
 from finetune.inference.predictor import Predictor, device_named
+from finetune.models.image_classifier import ImageClassifier
 from finetune.runs.prediction_rows import UNSURE
 from finetune.runs.run_checkpoint import checkpoint_of
 from finetune.system.machine import num_cores
@@ -136,7 +137,7 @@ class LoadedModel:
         return np.concatenate(rows)
 
     @cached_property
-    def network(self) -> Logits:
+    def network(self) -> ImageClassifier:
         """The network as a plain module in eval mode: images (B, 3, H, W) uint8 RGB to logits (B, K).
 
         Normalization is inside; resizing and cropping to `image_size` are not. The weights are those that `predict`
@@ -150,7 +151,7 @@ class LoadedModel:
             raise ValueError(
                 f"{self.path} has no torch network: load the checkpoint that it was exported from"
             )
-        return Logits(model.network, model.mean, model.std).eval()
+        return ImageClassifier(model.network, model.mean, model.std).eval()
 
     @cached_property
     def _embedder(self) -> Embedder:

@@ -106,7 +106,7 @@ def fit(  # noqa: PLR0913 (an argument for each option)
     the command with the same settings. The process is restored afterwards: random numbers, signal handlers, logging,
     warnings, environment. Fits in several threads take turns.
 
-    With several devices, or with `folds`, the fit runs in subprocesses, and their output is shown.
+    With several devices, or with `folds` or `members`, the fit runs in subprocesses, and their output is shown.
 
     Args:
         folder: Images in `train/CLASS/*`, or class folders alone; None if a config or `options` names the data.
@@ -124,7 +124,7 @@ def fit(  # noqa: PLR0913 (an argument for each option)
             weights. With `backbone="auto"` also several, to choose from: runs or folders of timm's.
         freeze: The last frozen stage, such as layer2; None for nothing. With `backbone` the head is solved exactly, as
             a logistic regression: `epochs`, `minutes` and `lr` then have no effect.
-        members: Number of networks that are trained independently and predict as an ensemble.
+        members: Number of networks that are trained one by one, and predict as an ensemble; from 2.
         class_weights: `balanced`; weights of classes such as `{"cat": 2}`, where others have 1; or a .yaml file.
         folds: Number of folds of a cross-validation. Each is a fit in a subprocess, tested on another part of the
             images. The result is over all images, and `best` joins the networks of all folds.
@@ -167,7 +167,7 @@ def fit(  # noqa: PLR0913 (an argument for each option)
 
     def decide_and_fit() -> Path:
         plan = decide(layers, command, began)
-        if plan.settings.folds is not None or needs_processes(plan.settings.trainer):
+        if plan.settings.num_fits > 1 or needs_processes(plan.settings.trainer):
             return run_plan(plan)
         # a signal must not end the program's process here
         return carry_out(plan, end=lambda code: stop_at_once(code - 128))

@@ -18,7 +18,7 @@ from finetune.fitting.defaults import (
     settle_optimizer,
     settle_preparation,
 )
-from finetune.fitting.fit_checks import check_folds, check_minutes, check_values
+from finetune.fitting.fit_checks import check_minutes, check_several, check_values
 from finetune.fitting.minutes import settle_minutes
 from finetune.fitting.network_choice import choose_network
 from finetune.fitting.plan import Plan
@@ -59,6 +59,8 @@ def decide(layers: Layers, command: str, began: float) -> Plan:
     asked = plan.settings.model.backbone
     if plan.settings.folds is not None:
         plan = plan.put({"data.num_folds": plan.settings.folds, "data.fold": 1})
+    if plan.settings.members is not None:
+        plan = plan.put({"model.head_init": "xavier"})  # the members differ by nothing else
     if plan.run is None:
         plan = _put(plan, settle_optimizer(plan.settings, layers))
         plan = _put(plan, settle_clipping(plan.settings))
@@ -79,8 +81,8 @@ def _put(plan: Plan, rule: Rule) -> Plan:
 def _begun(layers: Layers, command: str) -> tuple[Plan, Layers]:
     """Return the beginning of a plan: what the user has set, on the settings of the run that continues, if any."""
     asked = layers.parse(FitSettings)
-    if asked.folds is not None:
-        check_folds(asked, layers)
+    if asked.num_fits > 1:
+        check_several(asked, layers)
     root = local_root(asked.trainer.default_root_dir, "fit")
     layers = layers.on_top(Layer("run", "decided", {"trainer.default_root_dir": root}))
     if not asked.resume:
@@ -111,14 +113,14 @@ def _continued(run: Path, layers: Layers, command: str, note: str) -> tuple[Plan
         chosen = {f"model.{name}": getattr(before.model, name) for name in ("backbone", "weights")}
         now = replaced(now, chosen)
     changes = changes_between(own.values, now)
-    check_fixed(changes, before.model.members)
+    check_fixed(changes)
     held: dict[str, Any] = {
         name: reduce(getattr, name.split("."), before) for name in held_settings(changes)
     }
     held |= {"resume": str(run), "trainer.default_root_dir": str(run.parent.parent)}
     start = None
-    if now.folds is not None:
-        check_folds(now, layers)
+    if now.num_fits > 1:
+        check_several(now, layers)
     else:
         start = read_start(RunDir(run).checkpoint("last"))
         check_resumable(start)
@@ -189,5 +191,6 @@ def _with_length(plan: Plan, asked: str) -> Plan:
         network=asked if recorded is None else recorded.network,
         chosen=plan.settings.model.backbone,
         folds=plan.settings.folds,
+        members=plan.settings.members,
     )
     return replace(plan, identity=identity, data=data)

@@ -73,7 +73,7 @@ def settle_optimizer(settings: FitSettings, layers: Layers) -> Rule:
     if "lr" not in given and "lr" in inspect.signature(kind).parameters:
         usual = dict(USUAL)
         model = settings.model
-        if resolved_head_init(model.head_init, model.weights, model.members) == "probe":
+        if resolved_head_init(model.head_init, model.weights) == "probe":
             usual |= USUAL_OF_FITTED_HEAD
         rate, is_for = explicit.dropped.get("lr", (USUAL_OF_FITTED_HEAD[_DEFAULT], _DEFAULT))
         before = f"{rate:g} is for {is_for.rpartition('.')[2]}"
@@ -92,7 +92,7 @@ def settle_clipping(settings: FitSettings) -> Rule:
     (benchmarks/NOTEBOOK.md).
     """
     model = settings.model
-    has_fitted_head = resolved_head_init(model.head_init, model.weights, model.members) == "probe"
+    has_fitted_head = resolved_head_init(model.head_init, model.weights) == "probe"
     has_fixed_statistics = model.freeze_batch_norm is not False
     is_given = settings.trainer.gradient_clip_val is not None
     if is_given or not has_fitted_head or not has_fixed_statistics or model.freeze == "backbone":

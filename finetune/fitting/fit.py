@@ -35,7 +35,6 @@ from finetune.fitting.fit_checks import (
     check_validated,
     check_validates_after_steps,
 )
-from finetune.fitting.folds import fit_folds
 from finetune.fitting.plan import Plan, answer, plan_file, read_plan, start_ranks_with
 from finetune.fitting.resume import (
     KEY,
@@ -44,6 +43,7 @@ from finetune.fitting.resume import (
     limit_reached,
     restore_progress,
 )
+from finetune.fitting.several_fits import fit_several
 from finetune.models.timm_backbones import is_timm
 from finetune.models.weights import read_weights
 from finetune.reports.report_page import page_of
@@ -106,7 +106,7 @@ def run_fit(layers: Layers, typed: Sequence[str], began: float) -> None:
 
 
 def run_decided(file: str) -> None:
-    """Do the fit of a plan that another process has written, as one of its devices, a fold, or for a Python program."""
+    """Do the fit of a plan that another process has written, for a device, one of several fits, or a Python program."""
     with stopped_at_once():
         run = carry_out(read_plan(Path(file)))
     if is_rank_zero():
@@ -120,8 +120,8 @@ def carry_out(plan: Plan, end: Callable[[int], Any] | None = None) -> Path:
         plan: What to do.
         end: Called with the exit code at a second Ctrl-C, in place of ending the process.
     """
-    if plan.settings.folds is not None:
-        return fit_folds(plan)
+    if plan.settings.num_fits > 1:
+        return fit_several(plan)
     run = fit(plan, end).run.path
     assert run is not None, "a fit that has ended has a folder"
     return run
@@ -400,7 +400,7 @@ def test(parts: Parts, content: Mapping[str, Any] | None) -> bool:
         Whether it was tested.
 
     Raises:
-        ValueError: There is no best.ckpt, or a fold of a cross-validation has seen all its test images.
+        ValueError: There is no best.ckpt, or one of several fits has seen all its test images.
     """
     run = parts.run
     if content is None:
@@ -411,7 +411,7 @@ def test(parts: Parts, content: Mapping[str, Any] | None) -> bool:
     try:
         exclude_seen(parts.data, "test", content, parts.trainer.is_global_zero)
     except AllSeenError as error:
-        if parts.data.splitting.fold is not None:  # whose result is needed for that of all folds
+        if parts.plan.is_part:  # whose result is needed for that of all
             raise
         if parts.trainer.is_global_zero:
             log.warning("not tested: %s", error)
@@ -435,7 +435,7 @@ def report(parts: Parts, calibration: Calibration, is_tested: bool) -> None:
     _print_lines(f"run in {run.place}")
     if parts.plan.settings.report and (page := _write_report(run, record, parts.data)):
         _print_lines(f"report in {page}")
-    if has_best and parts.data.splitting.fold is None:  # the folds are used together
+    if has_best and not parts.plan.is_part:  # its network is used with those of the others
         _print_lines(f"next: finetune predict {shlex.quote(run.place)} IMAGES")
 
 
@@ -447,7 +447,7 @@ def _print_lines(*lines: str) -> None:
 def _check_threshold(parts: Parts, calibration: Calibration) -> None:
     """Make sure that best.ckpt has the threshold that `--threshold` asks for.
 
-    A fold of a cross-validation may have none, because the threshold for new images is chosen for all folds together.
+    One of several fits may have none, because the threshold for new images is chosen for all together.
 
     Raises:
         ValueError: It has none.
@@ -458,7 +458,7 @@ def _check_threshold(parts: Parts, calibration: Calibration) -> None:
             f"--threshold {parts.plan.settings.threshold}: nothing was validated, so {best} has no threshold"
         )
     missed = calibration.describe_unreached_aim(parts.model.class_names)
-    if missed and parts.data.splitting.fold is None:
+    if missed and not parts.plan.is_part:
         is_single = parts.model.task.label_kind == "single"
         result = "no threshold" if is_single else "another threshold there"
         raise ValueError(f"{missed}; {best} has {result}")

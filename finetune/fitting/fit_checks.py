@@ -17,25 +17,33 @@ from finetune.fitting.build import data_arguments, optimizer_maker, scheduler_ma
 from finetune.fitting.resume import Start
 from finetune.settings.fields import settings_of
 from finetune.settings.layers import Layers
-from finetune.settings.schema import MAX_MEMBERS, FitSettings, ModelSettings
+from finetune.settings.schema import FitSettings, ModelSettings
 from finetune.system.messages import WrongUsage, as_wrong_usage, reason
 from finetune.training.classifier import Classifier
 from finetune.training.lr_schedulers import with_total_steps
 from finetune.training.run_limits import fit_limits
 
 _SOME_STEPS = 1000  # the real number of steps is known only after images are listed
-# Settings that cannot go with folds, and why.
+# Settings that cannot go with several fits, and why.
+_NOT_WITH_SEVERAL = MappingProxyType(
+    {
+        "ckpt_path": "each of the fits begins anew: pass --weights",
+        "trainer.num_nodes": "the fits run on one machine",
+        "allow_changes": "all fits must have the same settings",
+    }
+)
 _NOT_WITH_FOLDS = MappingProxyType(
     {
+        **_NOT_WITH_SEVERAL,
         "data.fold": "--folds runs all folds",
         "data.num_folds": "--folds runs all folds",
         "data.test_fraction": "with --folds each image is tested once",
-        "ckpt_path": "a checkpoint may have seen the images that a fold tests: pass --weights",
         "test_after_fit": "with --folds each image is tested once",
         "trainer.limit_test_batches": "with --folds each image is tested once",
-        "trainer.num_nodes": "folds run on one machine",
-        "allow_changes": "all folds must have the same settings",
     }
+)
+_NOT_WITH_MEMBERS = MappingProxyType(
+    {**_NOT_WITH_SEVERAL, "model.init_seed": "each member has its own"}
 )
 
 
@@ -101,29 +109,25 @@ def default_of(name: str) -> Any:
     return settings_of(FitSettings)[name].default
 
 
-def check_folds(settings: FitSettings, layers: Layers) -> None:
-    """Refuse what a cross-validation cannot have.
+def check_several(settings: FitSettings, layers: Layers) -> None:
+    """Refuse what a cross-validation or an ensemble cannot have.
 
     Raises:
-        WrongUsage: A setting does not go with folds, or a launcher has started this process.
+        WrongUsage: A setting does not go with several fits, or a launcher has started this process.
     """
-    for name, why in _NOT_WITH_FOLDS.items():
+    option = "--members" if settings.folds is None else "--folds"
+    refused = _NOT_WITH_MEMBERS if settings.folds is None else _NOT_WITH_FOLDS
+    for name, why in refused.items():
         if layers.is_explicit(name) and layers.value(name) != default_of(name):
-            raise WrongUsage(f"does not go with --folds: {why}", name)
-    assert settings.folds is not None, "only of a cross-validation"
-    if settings.model.members * settings.folds > MAX_MEMBERS:
-        raise WrongUsage(
-            f"{settings.folds} folds of {settings.model.members} members are more than {MAX_MEMBERS} networks: take "
-            "fewer of them"
-        )
+            raise WrongUsage(f"does not go with {option}: {why}", name)
     if any(is_address(layer.values.get("trainer.default_root_dir")) for layer in layers.layers):
         raise WrongUsage(
-            "--folds writes to a local folder: pass one as --out, and copy it to object storage afterwards"
+            f"{option} writes to a local folder: pass one as --out, and copy it to object storage afterwards"
         )
     if has_launcher():
+        each = "--data.num_folds and --data.fold" if settings.folds else "--model.init_seed"
         raise WrongUsage(
-            "--folds starts a process for each fold: with torchrun or srun, run each fold by --data.num_folds and "
-            "--data.fold"
+            f"{option} starts a process for each fit: with torchrun or srun, run each by {each}"
         )
 
 
@@ -206,10 +210,7 @@ def check_begun_from(start: Start, model: Classifier) -> None:
     """Make sure that a new run has the class weights and the optimizer of the checkpoint that it starts from."""
     path = start.path
     checkpoint = start.content
-    is_one = model.hparams["members"] == 1  # an ensemble cannot start from weights alone
-    hint = "use the same" + (
-        f", or begin with its weights alone: --weights {path}" if is_one else ""
-    )
+    hint = f"use the same, or begin with its weights alone: --weights {path}"
     class_weights = checkpoint["hyper_parameters"].get("class_weights")
     if class_weights != model.class_weights:
         difference = f"model.class_weights {json.dumps(class_weights)}, not {json.dumps(model.class_weights)}"

@@ -1,20 +1,72 @@
 """The results of a cross-validation: those of its folds together, over all images."""
 
 import csv
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from finetune.runs.headline import INTERVAL, mean_precision_interval
+from finetune.data.datamodule import ImageDataModule
+from finetune.fitting.build import data_arguments
+from finetune.fitting.evaluate import evaluate
+from finetune.fitting.member_results import one_device
+from finetune.fitting.plan import Plan
+from finetune.inference.joined_checkpoint import calibrated_network, join_checkpoints
+from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from finetune.runs.headline import INTERVAL, headline_of, mean_precision_interval
 from finetune.runs.predictions_table import Predictions
-from finetune.runs.record import RunRecord
+from finetune.runs.record import RunRecord, read_run
+from finetune.runs.result_file import write_result
+from finetune.runs.statistics import percent
+from finetune.settings.fields import ClassSettings
+from finetune.settings.layers import Layer, Layers
 from finetune.system.files import replacing
-from finetune.training.calibration import Calibration
+from finetune.training.calibration import Calibration, read_calibration, with_thresholds
 from finetune.training.measure import calibration_error, measure_classes, measure_labels
 
+log = logging.getLogger(__name__)
+
 # Shapes: N images, K classes or labels.
+
+
+def join_folds(
+    folder: Path, plan: Plan, runs: Sequence[RunRecord], data: ImageDataModule
+) -> tuple[Calibration, dict[str, Any]]:
+    """Write the checkpoint, the predictions and the result of all folds, and print the result.
+
+    The calibration of each fold is moved into the head of its network. The thresholds of the joined checkpoint are
+    chosen on the predictions of all folds together, each for images that it was not trained on.
+
+    Args:
+        folder: The folder of the cross-validation.
+        plan: Its plan.
+        runs: The runs of its folds.
+        data: All images.
+
+    Returns:
+        The calibration of the joined checkpoint, and facts for run.json.
+    """
+    predictions = [predictions_of(run) for run in runs]
+    parts = [read_checkpoint(run.path / "checkpoints" / "best.ckpt") for run in runs]
+    calibrations = [read_calibration(part) for part in parts]
+    networks = [
+        calibrated_network(part, own) for part, own in zip(parts, calibrations, strict=True)
+    ]
+    joined = _joined_calibration(calibrations, predictions)
+    checkpoint = folder / "checkpoints" / "best.ckpt"
+    AtomicCheckpointIO().save_checkpoint(
+        join_checkpoints(parts, networks, joined, data.fingerprint), checkpoint
+    )
+    write_predictions([run.path for run in runs], folder / "predictions.csv")
+    result = merged_result(runs, joined)
+    if "test" in data.splits and not data.splits["test"].is_drawn:
+        result["test_folder"] = _test_together(folder, plan, checkpoint)
+    write_result(folder / "test.json", result)
+    headline = headline_of(result)
+    _print_result(result, joined.describe(result["class_names"])[1:])
+    return joined, {**merged_about(runs), "test": headline and headline.as_plain()}
 
 
 def predictions_of(run: RunRecord) -> Predictions:
@@ -26,6 +78,22 @@ def predictions_of(run: RunRecord) -> Predictions:
     if not run.result or run.predictions is None:
         raise ValueError(f"{run.path} has no result of its test, so the folds cannot be joined")
     return run.predictions
+
+
+def _joined_calibration(
+    calibrations: Sequence[Calibration], predictions: Sequence[Predictions]
+) -> Calibration:
+    """Return a calibration that leaves the mean of calibrated probabilities as it is, with thresholds for it."""
+    first = calibrations[0]
+    num_validated = sum(calibration.num_images for calibration in calibrations)
+    joined = first.without_scaling()._replace(num_images=num_validated)
+    if first.label_kind == "single" and first.aim is None:
+        return joined
+    p = np.concatenate([part.probabilities for part in predictions])
+    labels = np.concatenate([part.labels for part in predictions])
+    if first.label_kind == "single":
+        labels = labels.argmax(axis=1)
+    return with_thresholds(joined, p, labels, first.aim)
 
 
 def merged_result(runs: Sequence[RunRecord], joined: Calibration) -> dict[str, Any]:
@@ -172,3 +240,60 @@ def merged_about(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "first_look": about.get("first_look"),
         "licence_of_the_weights": about.get("licence_of_the_weights"),
     }
+
+
+def _test_together(folder: Path, plan: Plan, checkpoint: Path) -> dict[str, Any]:
+    """Return the result on the test folder of the networks of all folds together, on one device.
+
+    Args:
+        folder: The folder of the cross-validation.
+        plan: Its plan, which names the data: a checkpoint may not choose an address, a pattern or a class of the user.
+        checkpoint: That of all folds.
+    """
+    data = plan.settings.data
+    trainer = one_device(plan.settings.trainer, read_checkpoint(checkpoint))
+    arguments = data_arguments(data)
+    names = ("root", "table", "group_by", "batch_size", "num_workers")
+    values = {f"data.{name}": arguments[name] for name in names if arguments.get(name) is not None}
+    if isinstance(data, ClassSettings):
+        values["data.class_path"] = data.class_path
+    values |= {
+        "ckpt_path": str(checkpoint),
+        "trainer.default_root_dir": str(folder),
+        "trainer.accelerator": trainer.accelerator,
+        "trainer.precision": trainer.precision,
+        "trainer.devices": trainer.devices,
+    }
+    log.info("testing the networks of all folds together on the test folder")
+    run = evaluate(Layers("test", (Layer("finetune fit --folds", "python", values),)))
+    assert run.path is not None, "a test has a folder"
+    result = read_run(run.path).result
+    kept = ("confusion_matrix", "label_counts", "test/mAP", INTERVAL, "test/exact_match")
+    return {
+        "run": f"test/{run.path.name}",
+        **{name: result[name] for name in kept if name in result},
+    }
+
+
+def _print_result(result: dict[str, Any], thresholds: Sequence[str]) -> None:
+    """Print the result over all images, and of each fold.
+
+    Args:
+        result: The content of test.json.
+        thresholds: The thresholds of the networks of all folds together in words; empty if there are none.
+    """
+    rows = result["folds"]
+    print(f"{headline_of(result)} Each image is in one of {len(rows)} folds.")
+    if "mAP" in rows[0]:
+        values = ["none" if row["mAP"] is None else f"{row['mAP']:.3f}" for row in rows]
+        print(f"test mAP of the folds: {', '.join(values)}")
+    else:
+        shares = [percent(row["num_right"] / max(1, row["num_images"])) for row in rows]
+        print(f"test accuracy of the folds: {', '.join(shares)}")
+    if thresholds:
+        print("each fold decided by thresholds that it chose on its own validation images")
+        print("thresholds of all folds together, chosen on these predictions for new images:")
+    for line in thresholds:
+        print(f"  {line}")
+    if together := headline_of(result.get("test_folder", {})):
+        print(f"all folds together on the test folder: {together}")

@@ -36,7 +36,7 @@ _SIZES = (224, 192, 160, 128)
 def settle_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
     """Return the plan of a new fit with the length that ends in time, in place of the minutes.
 
-    Folds share the time equally. All of them have the length that is measured on the first.
+    Folds or members share the time equally. All of them have the length that is measured on the first.
 
     Args:
         plan: Its settings have `minutes`.
@@ -48,7 +48,7 @@ def settle_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
     """
     settings = plan.settings
     assert settings.minutes is not None, "only of a fit with minutes"
-    seconds = 60 * settings.minutes / (settings.folds or 1)
+    seconds = 60 * settings.minutes / settings.num_fits
     # The processes of other devices take as long to start as this one, which alone ranks networks.
     start = time.monotonic() - began - (plan.ranking["seconds"] if plan.ranking else 0.0)
     end = began + seconds - (start if num_devices_of(settings.trainer) > 1 else 0.0)

@@ -30,6 +30,7 @@ class Plan:
         start: The checkpoint from which training starts: that of the run, or of `--ckpt_path`; None for none.
         changes: The settings that differ from those of the run that continues.
         ranking: How the network was chosen among several, for run.json; None if it was not.
+        is_part: Whether it is one of several fits that are joined, whose results are used together.
         notes: What to report before training, in the order in which it was decided.
         data: The images, if they were read for a decision; not in the file.
     """
@@ -41,6 +42,7 @@ class Plan:
     start: Start | None = None
     changes: Changes = field(default_factory=dict)
     ranking: dict[str, Any] | None = None
+    is_part: bool = False
     notes: tuple[str, ...] = ()
     data: ImageDataModule | None = None
 
@@ -67,6 +69,7 @@ def write_plan(plan: Plan, file: Path) -> None:
         "start": None if plan.start is None else str(plan.start.path),
         "changes": plan.changes,
         "ranking": plan.ranking,
+        "is_part": plan.is_part,
         "notes": plan.notes,
     }
     file.write_text(json.dumps(content), "utf-8")
@@ -85,6 +88,7 @@ def read_plan(file: Path) -> Plan:
         start=None if start is None else read_start(start),
         changes={name: tuple(pair) for name, pair in content["changes"].items()},
         ranking=content["ranking"],
+        is_part=content["is_part"],
         notes=tuple(content["notes"]),
     )
 

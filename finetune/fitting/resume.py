@@ -64,7 +64,8 @@ class Identity:
         data_class: Class path of the data module.
         network: The network as the user asked for it, such as `auto`.
         chosen: The network that was trained.
-        folds: Number of folds of a cross-validation; None for a single fit.
+        folds: Number of folds of a cross-validation; None for another fit.
+        members: Number of members of an ensemble; None for another fit.
     """
 
     place: str = ""
@@ -72,6 +73,14 @@ class Identity:
     network: str = ""
     chosen: str = ""
     folds: int | None = None
+    members: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """What it is in words."""
+        if self.folds is not None:
+            return "cross-validation"
+        return "fit" if self.members is None else "ensemble"
 
     def as_plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -118,7 +127,7 @@ def run_to_continue(asked: FitSettings, layers: Layers, root: Path) -> tuple[Pat
     if asked.name is not None:
         run = root / "fit" / asked.name
         fetch_run(run)
-        if run.exists() and (has_result(run) or RunDir(run).num_folds):
+        if run.exists() and (has_result(run) or RunDir(run).fits):
             _check_named(run, wanted)
             return run, ""
         check_name(asked.name)
@@ -147,6 +156,7 @@ def _wanted(asked: FitSettings, layers: Layers) -> Identity:
         data_class="" if data_class == IMAGE_FOLDER else data_class,  # the default is any class
         network=asked.model.backbone if layers.is_explicit("model.backbone") else "",
         folds=asked.folds,
+        members=asked.members,
     )
 
 
@@ -154,19 +164,20 @@ def _check_named(run: Path, wanted: Identity) -> None:
     """Check that a run that the user names can continue; its data may have been moved.
 
     Raises:
-        ValueError: It has no checkpoint, another number of folds, or is of another network or data class.
+        ValueError: It has no checkpoint, another number of folds or members, or is of another network or data class.
     """
     fetch_run(run)
     check_has_last(run)
     folder = RunDir(run)
-    folds = folder.num_folds
-    if folds is None and not folder.has("last"):
+    if not folder.fits and not folder.has("last"):
         last = shown_place(folder.checkpoint("last"))
         raise NotFound(f"--resume {shown_place(run)}: there is no {last} to continue from")
-    if wanted.folds not in (None, folds):
-        has = f"{folds} folds" if folds else "no folds"
-        raise WrongUsage(f"{run} has {has}, not {wanted.folds}: omit --folds")
     identity = read_identity(run)
+    for name in ("folds", "members"):
+        number = getattr(wanted, name)
+        of_run = getattr(identity, name, None)
+        if number not in (None, of_run):
+            raise WrongUsage(f"{run} has {of_run or 'no'} {name}, not {number}: omit --{name}")
     if identity is not None and (difference := identity.difference(replace(wanted, place=""))):
         raise WrongUsage(f"--resume {run}: the run is {difference}")
 
@@ -209,8 +220,8 @@ class Found(NamedTuple):
 def find_run(root: Path, wanted: Identity) -> Found:
     """Return the run of `fit` in a folder of runs that goes on: the newest one that has the wanted identity.
 
-    Runs that have ended come after all others. A cross-validation is found if it has the wanted number of folds, or has
-    not ended if none is wanted.
+    Runs that have ended come after all others. A cross-validation or an ensemble is found if it has the wanted number
+    of folds or members, or has not ended if none is wanted.
 
     Args:
         root: The folder of runs.
@@ -233,14 +244,16 @@ def find_run(root: Path, wanted: Identity) -> Found:
             if has_last:
                 passed[run] = "without a readable run.json"
             continue
-        if wanted.folds is not None and identity.folds != wanted.folds:
+        is_single = identity.kind == "fit"
+        is_wanted = (identity.folds, identity.members) == (wanted.folds, wanted.members)
+        if wanted.kind != "fit" and not is_wanted:
             continue
         if difference := identity.difference(wanted):
             passed[run] = difference
-        elif folder.has_ended and (has_last or has_best or identity.folds is not None):
-            if wanted.folds is not None or identity.folds is None:
+        elif folder.has_ended and (has_last or has_best or not is_single):
+            if is_single or is_wanted:
                 ended = ended or Found(run, begun, dict(passed))
-        elif has_last or identity.folds is not None:
+        elif has_last or not is_single:
             return Found(run, None, passed)
         else:
             # This never finds a run of our own rank 0: that makes its folder after all ranks have passed this line.
@@ -259,7 +272,7 @@ def check_has_last(run: Path) -> None:
     """
     folder = RunDir(run)
     is_kept = folder.has("best") and not folder.has("last")
-    if is_kept and folder.has_ended and folder.num_folds is None:
+    if is_kept and folder.has_ended and not folder.fits:
         raise WrongUsage(
             f"{shown_place(run)} cannot be resumed: its last.ckpt was deleted (--keep_last false); "
             f"start a new run from its weights: finetune fit FOLDER --weights {run}"
@@ -422,18 +435,13 @@ def describe_held(changes: Changes) -> str:
     )
 
 
-def check_fixed(changes: Changes, members: int) -> None:
+def check_fixed(changes: Changes) -> None:
     """Check that no setting differs with which the state of optimizer or scheduler would not fit.
-
-    Args:
-        changes: The settings that differ.
-        members: Number of networks of the run.
 
     Raises:
         ValueError: One does.
     """
-    # an ensemble cannot give its weights to a new run
-    hint = "may start from its weights: --model.weights LAST.CKPT" if members == 1 else "begins"
+    hint = "may start from its weights: --model.weights LAST.CKPT"
     if fixed := _of_kind(changes, "fixed"):
         raise ValueError(
             f"the run cannot continue with {_in_words(fixed)}; a new run {hint} without --resume"

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from finetune.models.ensemble import Ensemble, combine_logits
 from finetune.models.image_classifier import ImageClassifier, normalize
 from finetune.models.stages import head, without_head
 from finetune.training.calibration import Calibration
@@ -67,15 +66,6 @@ class EndToEnd(nn.Module):
         pixels = images.permute(0, 3, 1, 2).contiguous().to(torch.float32)
         logits = self.network(normalize(pixels, self.mean, self.std))
         return self.probabilities(logits), logits
-
-
-class Logits(ImageClassifier):
-    """An image classifier that combines the logits of its members in training mode too."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, K) of images (B, 3, H, W) uint8 RGB."""
-        kind = self.network.label_kind if isinstance(self.network, Ensemble) else "single"
-        return combine_logits(super().forward(images), kind)
 
 
 class Embedder(nn.Module):

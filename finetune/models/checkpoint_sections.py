@@ -8,7 +8,9 @@ same values. Settings have the types and ranges of `finetune.settings`, without 
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
+
+from msgspec import Meta
 
 from finetune.models.checkpoint_values import (
     Rule,
@@ -34,7 +36,14 @@ from finetune.models.checkpoint_values import (
     refuse,
 )
 from finetune.settings.fields import Section, Setting, expected, settings_of
-from finetune.settings.schema import DATA_CLASSES, DataSettings, ModelSettings, Pixels, Precision
+from finetune.settings.schema import (
+    DATA_CLASSES,
+    MAX_MEMBERS,
+    DataSettings,
+    ModelSettings,
+    Pixels,
+    Precision,
+)
 from finetune.system.messages import WrongUsage
 
 REQUIRED_SECTIONS = frozenset(
@@ -70,10 +79,12 @@ def _rules(kind: type[Section], without: frozenset[str], *required: str) -> dict
 # The arguments of `Classifier`, except those that are only in config.yaml.
 HYPER_PARAMETERS = MappingProxyType(
     {
-        **_rules(ModelSettings, _MODEL_WITHOUT, "backbone", "members", "head_stages"),
+        **_rules(ModelSettings, _MODEL_WITHOUT, "backbone", "head_stages"),
         # as many as there are classes
         "class_mapping": Rule("a class or several for each class, or null", is_class_mapping),
         "class_weights": Rule("balanced, a weight for each class, or null", is_class_weights),
+        # decided by the join of several fits
+        "members": _rule(Setting("members", Annotated[int, Meta(ge=1, le=MAX_MEMBERS)], 1), True),
         # decided by the data
         "class_names": Rule(
             "at least two different names without control characters", are_class_names, True

@@ -1,4 +1,4 @@
-"""Ensembles: several networks of one architecture. Each trains on the same images, with its own random head."""
+"""Ensembles: several networks of one architecture that were trained one by one, and predict together."""
 
 import math
 
@@ -13,8 +13,6 @@ from finetune.settings.schema import LabelKind
 
 class Ensemble(nn.Module):
     """Averages the probabilities of its members, and returns the logits of the mean.
-
-    In training mode it returns the logits of each member.
 
     Source: Lakshminarayanan et al. 2017 (arXiv:1612.01474), section 2.4.
 
@@ -33,20 +31,11 @@ class Ensemble(nn.Module):
         self.register_buffer("zero", torch.zeros(()), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (B, K); in training mode (M, B, K)."""
+        """Return logits (B, K)."""
         logits = torch.stack([member(x) for member in self.members]).to(self.zero.dtype)
-        if self.training:
-            return logits
         if self.label_kind == "several":
             return _mean_of_sigmoids(logits)
         return _mean(logits, len(self.members))
-
-
-def combine_logits(logits: Tensor, label_kind: LabelKind = "single") -> Tensor:
-    """Return the logits (B, K) of an ensemble from those of its members (M, B, K). Logits (B, K) are returned as is."""
-    if logits.ndim == 2:
-        return logits
-    return _mean_of_sigmoids(logits) if label_kind == "several" else _mean(logits, len(logits))
 
 
 def _mean(logits: Tensor, num: int) -> Tensor:

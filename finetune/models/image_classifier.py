@@ -16,7 +16,7 @@ from finetune.models.ensemble import Ensemble
 from finetune.models.multi_stage import use_stages
 from finetune.settings.schema import LabelKind
 
-# Shapes: B images, M members of an ensemble, K classes.
+# Shapes: B images, K classes.
 
 # A buffer of the loss. Checkpoints store it next to the weights of the image classifier.
 _LOSS_BUFFER = "class_weight"
@@ -31,7 +31,7 @@ class ImageClassifier(nn.Module):
     """Normalizes images and computes their logits with a network.
 
     Args:
-        network: From normalized images (B, 3, H, W) to logits (B, K); an `Ensemble` in training mode to (M, B, K).
+        network: From normalized images (B, 3, H, W) to logits (B, K).
         mean: Mean of the pixels of each channel (3, 1, 1), in grey levels from 0 to 255.
         std: Standard deviation of the same pixels (3, 1, 1), in grey levels.
     """
@@ -46,7 +46,7 @@ class ImageClassifier(nn.Module):
         self.register_buffer("std", std.clone())
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, K) of images (B, 3, H, W) uint8 RGB; of an ensemble in training mode (M, B, K)."""
+        """Return logits (B, K) of images (B, 3, H, W) uint8 RGB."""
         logits: Tensor = self.network(self.normalized(images))
         return logits.to(self.mean.dtype)
 
@@ -83,7 +83,6 @@ def build_image_classifier(
     image_size: int | None = None,
     *,
     members: int = 1,
-    head_init: str = "xavier",
     label_kind: LabelKind = "single",
     head_stages: int = 1,
 ) -> ImageClassifier:
@@ -94,13 +93,11 @@ def build_image_classifier(
         num_classes: K.
         image_size: Side of the images in pixels, for networks with position embeddings.
         members: Number of networks. More than one form an `Ensemble`.
-        head_init: How the heads start. They must differ between members.
         label_kind: Whether members are averaged after a softmax or a sigmoid.
         head_stages: Number of the last stages whose pooled features the heads take.
 
     Raises:
-        WrongUsage: The network does not exist or does not support `head_stages`, or `members` and `head_init` do not
-            go together.
+        WrongUsage: The network does not exist or does not support `head_stages`.
     """
     networks = [build(backbone, num_classes, image_size) for _ in range(members)]
     for network in networks:

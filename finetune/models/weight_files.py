@@ -70,8 +70,8 @@ def check_single_network(pretrained: Pretrained) -> None:
     """
     if any(key.startswith("members.0.") for key in pretrained.state):
         raise WrongUsage(
-            f"{pretrained.origin} holds the networks of an ensemble, and one network is needed: pass a checkpoint of a "
-            "fit with --members 1"
+            f"{pretrained.origin} holds the networks of an ensemble, and one network is needed: pass the "
+            "checkpoint of a member"
         )
 
 

@@ -193,17 +193,16 @@ def load_weights(network: nn.Module, pretrained: Pretrained) -> None:
 def load_pretrained(
     model: ImageClassifier, weights: str, backbone: str, image_size: int | None = None
 ) -> Pretrained:
-    """Load pretrained weights into each network of an image classifier, and their normalization if they state one.
+    """Load pretrained weights into the network of an image classifier, and their normalization if they state one.
 
     Args:
-        model: The image classifier. Its heads do not change.
+        model: The image classifier. Its head does not change.
         weights: See `read_weights`.
         backbone: The name of the network.
         image_size: Side of the images in pixels, for networks with position embeddings.
     """
     pretrained = read_weights(weights, backbone, image_size)
-    for network in model.members:
-        load_weights(network, pretrained)
+    load_weights(model.network, pretrained)
     pretrained.write_normalization(model.mean, model.std)
     return pretrained
 

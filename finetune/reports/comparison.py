@@ -25,7 +25,7 @@ _NUM_SHOWN = 24
 _MOST_COLUMNS = 3
 _SETTINGS = (
     ("model", "backbone"),
-    ("model", "members"),
+    ("members",),
     ("model", "weights"),
     ("model", "freeze"),
     ("model", "head_init"),

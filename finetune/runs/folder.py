@@ -274,7 +274,7 @@ def check_unused(folder: Path) -> None:
         check_free(folder)
     elif os.path.lexists(folder):
         run = RunDir(folder)
-        can_go_on = run.has("last") or run.num_folds is not None
+        can_go_on = run.has("last") or bool(run.fits)
         hint = "continue that run with --resume" if can_go_on else f"finetune runs rm {folder}"
         raise WrongUsage(
             f"--name {folder.name}: {shown_place(folder)} exists already: choose another name, or {hint}"

@@ -69,7 +69,7 @@ class RunRecord:
     def network(self) -> str:
         """The name of the backbone, with the number of members if it is an ensemble."""
         backbone = str(self.setting("model", "backbone") or "")
-        members = self.setting("model", "members") or 1
+        members = self.setting("members") or 1
         return f"{members} × {backbone}" if members > 1 else backbone
 
     def setting(self, *keys: str) -> Any:

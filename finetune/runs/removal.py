@@ -12,9 +12,9 @@ from finetune.system.messages import NotFound, WrongUsage
 
 # What training writes next to the weights, and only resuming reads.
 _TRAINING_STATE = ("optimizer_states", "lr_schedulers")
-# The files that a fit, its loggers and `finetune export` write in the folder of a run; with folds also beneath it.
+# The files that a fit, its loggers and `finetune export` write in the folder of a run; of several fits also beneath it.
 _OURS = re.compile(
-    r"(fit/fold_\d+/|test/version_\d+/)?"
+    r"(fit/(fold|member)_\d+/|test/version_\d+/)?"
     r"((run|test|val)\.json|config\.yaml|skipped\.txt"
     r"|(metrics|steps|predictions|test_predictions)\.csv|report\.html|augmented\.webp"
     r"|\.finetune|\.lock|\.children\.lock|\.sync|\.uploaded\.json"
@@ -31,7 +31,7 @@ def check_removable(path: Path) -> None:
     """Make sure that a folder is a run that may be deleted.
 
     Raises:
-        WrongUsage: `fit` did not write it, it is a part of a cross-validation, or it contains another run.
+        WrongUsage: `fit` did not write it, it is one of several fits, or it contains another run.
         ValueError: A process writes it, or its record is damaged.
     """
     if not path.exists():
@@ -40,14 +40,14 @@ def check_removable(path: Path) -> None:
     if path.is_symlink() or run.facts().get("kind") != "fit":
         raise WrongUsage(f"{path} is not the folder of a run of finetune fit: nothing is deleted")
     own = RunDir(path.resolve())
-    whole = next((one for one in map(RunDir, own.path.parents) if own in one.folds), None)
+    whole = next((one for one in map(RunDir, own.path.parents) if own in one.fits), None)
     if whole is not None:
         raise WrongUsage(
-            f"{path} is a part of a cross-validation: finetune runs rm {shlex.quote(str(whole.path))}"
+            f"{path} is a part of {whole.path}: finetune runs rm {shlex.quote(str(whole.path))}"
         )
     check_free(path)
     for inner in sorted(RunDir(record.parent) for record in path.glob(f"*/**/{RECORD}")):
-        if inner in run.folds:
+        if inner in run.fits:
             check_free(inner.path)
         elif inner.is_run and is_fit(inner):
             raise WrongUsage(

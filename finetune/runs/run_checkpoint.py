@@ -16,7 +16,7 @@ def checkpoint_of(path: str) -> tuple[str, str]:
             Hugging Face hub, whose weights are downloaded. Any other path is returned unchanged.
 
     Raises:
-        WrongUsage: The path is a folder without checkpoints, or a cross-validation that has not ended.
+        WrongUsage: The path is a folder without checkpoints, or several fits that have not ended.
         OSError: The weights cannot be downloaded.
     """
     if is_hub(path):
@@ -31,9 +31,9 @@ def checkpoint_of(path: str) -> tuple[str, str]:
             return str(best), ""
         if last.is_file():
             return str(last), f"{path} has no best checkpoint: taking {last}"
-    if RunDir(folder).num_folds is not None:
+    if RunDir(folder).fits:
         raise WrongUsage(
-            f"the cross-validation {path} has not ended: finetune fit --resume {path} continues it"
+            f"{path} has several fits, and has not ended: finetune fit --resume {path} continues it"
         )
     runs = sorted(folder.glob("*/checkpoints/*.ckpt")) or sorted(
         folder.glob("*/*/checkpoints/*.ckpt")

@@ -30,6 +30,7 @@ _updating = threading.Lock()
 
 class _Identity(TypedDict, total=False):
     folds: int | None
+    members: int | None
 
 
 class Facts(TypedDict, total=False):
@@ -144,15 +145,15 @@ class RunDir:
         return "ended" in self.facts()
 
     @property
-    def num_folds(self) -> int | None:
-        """The number of folds of a cross-validation; None for any other run."""
-        return self.facts().get("identity", {}).get("folds")
+    def fits(self) -> list["RunDir"]:
+        """The runs of the folds of a cross-validation, or of the members of an ensemble; empty for any other run.
 
-    @property
-    def folds(self) -> list["RunDir"]:
-        """The runs of the folds of a cross-validation, in order; they need not have begun."""
-        numbers = range(1, (self.num_folds or 0) + 1)
-        return [RunDir(self.path / "fit" / f"fold_{number}") for number in numbers]
+        They are in order, and need not have begun.
+        """
+        identity = self.facts().get("identity", {})
+        name = "fold" if identity.get("members") is None else "member"
+        num = identity.get("folds") or identity.get("members") or 0
+        return [RunDir(self.path / "fit" / f"{name}_{number}") for number in range(1, num + 1)]
 
     @property
     def state(self) -> State:
@@ -160,11 +161,11 @@ class RunDir:
         if is_held(self.path):
             return "running"
         try:
-            has_ended, has_folds = self.has_ended, self.num_folds is not None
+            has_ended, has_fits = self.has_ended, bool(self.fits)
         except ValueError:
             return "damaged"
         if not self.has("best") and not self.has("last"):
-            return "unfinished" if has_folds else "no checkpoint"
+            return "unfinished" if has_fits else "no checkpoint"
         return "finished" if has_ended else "unfinished"
 
     @property

@@ -26,7 +26,7 @@ class RunRow:
         began: When it began, in seconds since 1970.
         data: The data folder as the command named it; "" if unknown.
         network: The backbone; "" if unknown.
-        epochs: Number of epochs that have ended; with folds those of the longest fold.
+        epochs: Number of epochs that have ended; of several fits those of the longest.
         result: The accuracy, or the mean average precision if images have several labels; None if nothing was measured.
         seconds: Seconds of preparing, training, validating and testing together; None if unknown.
         size: Bytes on disk.
@@ -94,7 +94,7 @@ def read_row(run: RunDir) -> RunRow:
     size = size_of([run.path])
     try:
         facts = run.facts()
-        epochs = max([facts.get("epochs", 0), *(f.facts().get("epochs", 0) for f in run.folds)])
+        epochs = max([facts.get("epochs", 0), *(f.facts().get("epochs", 0) for f in run.fits)])
     except ValueError as error:
         folder = str(run.path)
         return RunRow(folder, run.state, run.began, size, damage=reason(error))

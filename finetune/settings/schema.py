@@ -280,8 +280,7 @@ class ModelSettings(Section, frozen=True):
             weight of each class, from 0. Classes that are not named have 1. Of several labels it is the weight of the
             images with the label.
         compile: Use torch.compile. The first batch of each kind then takes about a minute.
-        members: Networks that are trained separately and predict together. Each trains with its own random head; their
-            probabilities are averaged.
+        init_seed: Seed of the random weights: of a random head, or of all with weights null. Null for that of the run.
         head_stages: Number of the network's last stages whose pooled features the head takes. 1 is the network's own
             head. `fit` with `freeze: backbone` takes 3 if the network supports it.
     """
@@ -328,23 +327,11 @@ class ModelSettings(Section, frozen=True):
         About(word="class_weights", value="WEIGHTS", resume="stays", holds_names=True),
     ] = None
     compile: Annotated[bool, About(resume="free")] = False
-    members: Annotated[int, Meta(ge=1, le=MAX_MEMBERS), About(word="members", resume="fixed")] = 1
+    init_seed: Annotated[Seed | None, About(resume="stays")] = None
     head_stages: Annotated[int, Meta(ge=1, le=MAX_STAGES), About(resume="fixed")] = 1
 
     def __post_init__(self) -> None:
-        if self.members > 1 and self.head_init not in ("auto", "xavier"):
-            raise WrongUsage(
-                f"differ by their random heads, which model.head_init {self.head_init} makes equal",
-                "model.members",
-            )
-        if self.freeze != "backbone":
-            return
-        if self.members > 1:
-            raise WrongUsage(
-                "backbone solves the head, so all --members would be alike: omit one",
-                "model.freeze",
-            )
-        if self.head_init == "source":
+        if self.freeze == "backbone" and self.head_init == "source":
             raise WrongUsage(
                 "backbone solves the head, so model.head_init source has no effect: omit one",
                 "model.freeze",
@@ -435,6 +422,8 @@ class FitSettings(Section, frozen=True):
         name: Name of the run's folder, instead of version_N. With --resume the run to continue.
         folds: Cross-validation: one fit per fold, in one folder. Each image is tested once. Joins the results, and the
             networks as one checkpoint.
+        members: Ensemble: fits of networks that differ by their random heads, and average their probabilities. Joins
+            the networks as one checkpoint, which is then calibrated and tested.
         minutes: End after about M minutes: chooses epochs and size. It times some steps before.
         patience: End after N validations without improvement. That is, without a higher val/accuracy (several labels:
             val/mAP).
@@ -479,6 +468,10 @@ class FitSettings(Section, frozen=True):
         Annotated[int, Meta(ge=2, le=MAX_MEMBERS)] | None,
         About(value="K", also="cv kfold k_fold n_splits num_bag_folds", resume="free"),
     ] = None
+    members: Annotated[
+        Annotated[int, Meta(ge=2, le=MAX_MEMBERS)] | None,
+        About(word="members", value="N", resume="free"),
+    ] = None
     minutes: Annotated[
         Annotated[float, Meta(gt=0, le=10**6)] | None, About(value="M", resume="free")
     ] = None
@@ -489,6 +482,27 @@ class FitSettings(Section, frozen=True):
     test_after_fit: Annotated[bool, About(resume="free")] = True
     report: bool = True
     checkpoint_every_n_steps: Annotated[Count | None, About(resume="free")] = None
+
+    @property
+    def num_fits(self) -> int:
+        """The number of fits whose networks are joined; 1 for a single fit."""
+        return self.folds or self.members or 1
+
+    def __post_init__(self) -> None:
+        if self.members is None:
+            return
+        if self.folds is not None:
+            raise WrongUsage("and --members both train several networks: omit one", "folds")
+        if self.model.head_init not in ("auto", "xavier"):
+            raise WrongUsage(
+                f"differ by their random heads, which model.head_init {self.model.head_init} makes equal",
+                "members",
+            )
+        if self.model.freeze == "backbone":
+            raise WrongUsage(
+                "backbone solves the head, so all --members would be alike: omit one",
+                "model.freeze",
+            )
 
 
 class BenchmarkSettings(FitSettings, frozen=True):

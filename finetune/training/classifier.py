@@ -1,11 +1,11 @@
 """The LightningModule: a pretrained network with a new head. Its results do not depend on the number of devices."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.optim import AdamW, Optimizer
@@ -61,6 +61,17 @@ if TYPE_CHECKING:  # scipy takes a second to import
 DEFAULTS = ModelSettings()
 
 
+@contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Draw torch's random numbers on the CPU from a seed within the context; None to leave them as they are."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
 class Classifier(pl.LightningModule):
     """An image classifier from uint8 RGB images to logits, including the normalization.
 
@@ -74,6 +85,7 @@ class Classifier(pl.LightningModule):
         network_size: Side of the images in pixels, for networks with position embeddings.
         label_kind: Whether each image has exactly one class (`single`), or several labels or none (`several`). The data
             decide it.
+        members: Number of networks that were trained one by one, and predict as an `Ensemble`. Only one can be trained.
     """
 
     # Shapes: B images of the per-rank batch, h and w pixels, K classes.
@@ -103,9 +115,10 @@ class Classifier(pl.LightningModule):
         class_weights: dict[str, float] | str | None = DEFAULTS.class_weights,
         compile: bool = DEFAULTS.compile,
         network_size: int | None = None,
-        members: int = DEFAULTS.members,
+        init_seed: int | None = DEFAULTS.init_seed,
         label_kind: LabelKind = "single",
         head_stages: int = DEFAULTS.head_stages,
+        members: int = 1,
     ) -> None:
         arguments = own_arguments(ModelSettings, locals())
         for name in ("optimizer", "scheduler"):  # functions here
@@ -119,7 +132,7 @@ class Classifier(pl.LightningModule):
         self.class_names = list(class_names)
         self.backbone = backbone
         self.weights = weights
-        self.head_init = resolved_head_init(head_init, weights, members)
+        self.head_init = resolved_head_init(head_init, weights)
         self.has_fixed_statistics = (
             self.head_init == "probe" if freeze_batch_norm is None else freeze_batch_norm
         )
@@ -151,15 +164,15 @@ class Classifier(pl.LightningModule):
         # the monitored metric on the validation images with the head that was fitted before training
         self.start_score: float | None = None
         self.trains_from_fitted_head = self.head_init == "probe" and not self.is_solved
-        self.image_classifier = build_image_classifier(
-            backbone,
-            num_classes,
-            network_size,
-            members=members,
-            head_init=self.head_init,
-            label_kind=label_kind,
-            head_stages=head_stages,
-        )
+        with _seeded(init_seed):
+            self.image_classifier = build_image_classifier(
+                backbone,
+                num_classes,
+                network_size,
+                members=members,
+                label_kind=label_kind,
+                head_stages=head_stages,
+            )
         # Before DDP wraps the module: DDP would not average gradients of parameters that are unfrozen later.
         self.frozen = self.image_classifier.freeze(freeze)
         self.always_eval = [
@@ -181,7 +194,7 @@ class Classifier(pl.LightningModule):
         self.counts: dict[str, Any] = {}
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, K) of images (B, 3, h, w) uint8 RGB; for an ensemble in training mode (M, B, K)."""
+        """Return logits (B, K) of images (B, 3, h, w) uint8 RGB."""
         return self.image_classifier(images)
 
     @property
@@ -212,6 +225,10 @@ class Classifier(pl.LightningModule):
             self.initial_weights.download()
 
     def setup(self, stage: str) -> None:
+        if stage == "fit" and self.hparams["members"] > 1:
+            raise ValueError(
+                "an ensemble is not trained as one network: finetune fit --members trains one after another"
+            )
         set_ddp_arguments(self.trainer)
         self.train_metrics.reset()  # an earlier fit may have been interrupted
         self._check_memory(stage)
@@ -291,12 +308,9 @@ class Classifier(pl.LightningModule):
             summed = self.task.loss_sum(logits, target, self.class_weight)
             loss = global_loss.loss(summed)
         if len(images):
-            self.train_metrics.update(
-                self.task.combined(logits.detach()), target.labels, summed, weight
-            )
+            self.train_metrics.update(logits.detach(), target.labels, summed, weight)
         self.log("train/loss", global_loss.mean(loss))
-        # The loss is the mean over members. Times their number, each gets the gradient that it would get alone.
-        return loss * self.hparams["members"]
+        return loss
 
     def on_train_epoch_end(self) -> None:
         self.log_dict(self.train_metrics.take(self.device, self.trainer.world_size))
@@ -375,14 +389,9 @@ class Classifier(pl.LightningModule):
             self.log_dict(self.task.calibration_metrics(fitted))
 
     def param_groups(self) -> list[dict]:
-        """Return the parameter groups of the optimizer, with the parameters of all members."""
-        return param_groups.merged(
-            [
-                param_groups.param_groups(
-                    network, self.head_lr_multiplier, self.layer_decay, self.decay_norm_and_bias
-                )
-                for network in self.image_classifier.members
-            ]
+        """Return the parameter groups of the optimizer."""
+        return param_groups.param_groups(
+            self.network, self.head_lr_multiplier, self.layer_decay, self.decay_norm_and_bias
         )
 
     @as_wrong_usage("model.optimizer or model.scheduler")
@@ -396,28 +405,6 @@ class Classifier(pl.LightningModule):
         return [optimizer], [
             scheduler_config(self.scheduler, optimizer, self.trainer, self.scheduler_interval)
         ]
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: Any = None,
-        gradient_clip_algorithm: Any = None,
-    ) -> None:
-        """Clip the gradients of each network by their own norm, so that each member takes the step it would take alone.
-
-        Lightning would use the norm of all parameters of the optimizer.
-        """
-        networks = self.image_classifier.members
-        is_by_norm = gradient_clip_algorithm != GradClipAlgorithmType.VALUE
-        has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None
-        # Lightning raises an error for clipping in this case.
-        unscales_itself = has_scaler and getattr(optimizer, "_step_supports_amp_scaling", False)
-        clips = (gradient_clip_val or 0) > 0
-        if len(networks) == 1 or not is_by_norm or not clips or unscales_itself:
-            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-            return
-        for network in networks:
-            torch.nn.utils.clip_grad_norm_(network.parameters(), gradient_clip_val)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # A checkpoint may be written within an epoch, so it has the sums of its metrics so far.

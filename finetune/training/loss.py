@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Shapes: B images, M members of an ensemble, K classes or labels.
+# Shapes: B images, K classes or labels.
 
 _TINY = 1e-30  # far below the smallest weight of an image
 
@@ -103,19 +103,15 @@ def loss_sum(
     """Return the sum of the weighted losses of images. Divided by `target.weight(class_weight)` it is the mean loss.
 
     For single-label images the mean is torch's `CrossEntropyLoss`, for several labels its `BCEWithLogitsLoss`, where
-    the class weights are those of the positives. For the members of an ensemble it is the mean over members.
+    the class weights are those of the positives.
 
     Args:
-        logits: (B, K); for the members of an ensemble (M, B, K).
+        logits: (B, K).
         target: The target of the same images.
         class_weight: The weight of each class, or of the positives of each label, (K,).
         label_smoothing: Share of the target in [0, 1) that is spread over all classes; of several labels evenly over
             present and absent.
     """
-    if logits.ndim == 3:
-        return torch.stack(
-            [loss_sum(own, target, class_weight, label_smoothing) for own in logits]
-        ).mean()
     of_kind = _cross_entropy if target.labels.ndim == 1 else _binary_cross_entropy
     return of_kind(precise(logits), target, precise(class_weight), label_smoothing)
 

@@ -18,7 +18,6 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.data.file_facts import sizes_of_some
 from finetune.data.groups import straddling_groups, unequal_shares
 from finetune.data.transforms import cropped_area
-from finetune.models.ensemble import member_label
 from finetune.system.messages import as_wrong_usage, counted
 from finetune.training.classifier import Classifier
 from finetune.training.param_groups import scale_learning_rates
@@ -208,9 +207,8 @@ def _network(model: Classifier, ckpt_path: object) -> str:
         frozen += ["batch norm statistics"] if model.has_fixed_statistics else []
     weights = "random weights" if model.weights is None else f"weights {model.weights}"
     weights = f"weights of {ckpt_path}" if ckpt_path else weights
-    name = member_label(model.backbone, hparams["members"])
     text = (
-        f"network: {name}, {weights}; {trained} of {num_all / 1e6:.2f} million parameters are trained, "
+        f"network: {model.backbone}, {weights}; {trained} of {num_all / 1e6:.2f} million parameters are trained, "
         f"frozen: {' and '.join(frozen) or 'nothing'}; "
     )
     num_stages = hparams["head_stages"]

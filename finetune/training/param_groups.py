@@ -1,7 +1,5 @@
 """Parameter groups of the optimizer: learning rates of the stages, and which parameters have weight decay."""
 
-from collections.abc import Sequence
-
 from torch import nn
 from torch.optim import Optimizer
 
@@ -73,15 +71,6 @@ def param_groups(
                 }
             )
     return groups
-
-
-def merged(groups_of_networks: Sequence[list[dict]]) -> list[dict]:
-    """Merge the groups of several networks of one architecture into groups for one optimizer."""
-    result = []
-    for groups in zip(*groups_of_networks, strict=True):
-        parameters = [parameter for group in groups for parameter in group["params"]]
-        result.append({**groups[0], "params": parameters})
-    return result
 
 
 def scale_learning_rates(optimizer: Optimizer) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from finetune.data.targets import ClassIndex, MultiHot
 from finetune.features.average_precision import average_precision, mean_average_precision
-from finetune.models import ensemble
 from finetune.runs import best_epoch
 from finetune.settings.schema import LabelKind
 from finetune.training.calibration import Calibration
@@ -27,7 +26,7 @@ from finetune.training.loss import (
 )
 from finetune.training.threshold import Aim, parse_aim, parse_label_aim
 
-# Shapes: B images, M members of an ensemble, K classes.
+# Shapes: B images, K classes.
 
 
 @dataclass(frozen=True)
@@ -59,15 +58,11 @@ class _Task:
         """Return the sum of the weighted losses of images. Divided by `target.weight(class_weight)` it is a mean.
 
         Args:
-            logits: (B, K); for the members of an ensemble (M, B, K). The result is then the mean over members.
+            logits: (B, K).
             target: The target of the same images.
             class_weight: The weight of each class, or of the positives of each label, (K,).
         """
         return loss_sum(logits, target, class_weight, self.label_smoothing)
-
-    def combined(self, logits: Tensor) -> Tensor:
-        """Return the logits (B, K) of an ensemble from those of its members (M, B, K); others unchanged."""
-        return ensemble.combine_logits(logits, self.label_kind)
 
     def uncalibrated(self) -> Calibration:
         """Return the calibration of a network that was not validated."""

@@ -44,8 +44,8 @@ def test_it_is_the_newest_of_the_same_data_and_network(tmp_path):
 def test_folds_are_found_by_their_number_or_until_they_have_ended(tmp_path):
     single = write_run(tmp_path / "fit/version_0")
     folds = write_run(tmp_path / "fit/version_1", replace(PHOTOS, folds=2))
-    assert RunDir(folds).num_folds == 2 and RunDir(single).num_folds is None
-    assert [run.path.name for run in RunDir(folds).folds] == ["fold_1", "fold_2"]
+    assert [run.path.name for run in RunDir(folds).fits] == ["fold_1", "fold_2"]
+    assert RunDir(single).fits == []
     assert find_run(tmp_path, ANY).run == find_run(tmp_path, Identity(folds=2)).run == folds
     assert find_run(tmp_path, Identity(folds=3)).run is None
     RunDir(folds).update(ended="now")

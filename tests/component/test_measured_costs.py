@@ -78,7 +78,7 @@ def test_each_part_takes_what_it_takes_and_nothing_is_left(made, advance, tmp_pa
         return forward(images)
 
     model.forward = compiled_at_first
-    costs = costs_of(model, data, 6.0, devices=2)  # which share the cores
+    costs = costs_of(model, data, 30.0, devices=2)  # which share the cores
     assert model.num_seen == 6
     assert costs.train == pytest.approx(SLOW / 6) and costs.evaluate == pytest.approx(SLOW / 5)
     # what comes once, and the steps before those that are timed

@@ -171,7 +171,6 @@ def test_fit_says_what_is_trained_on_what_before_it_begins(colours, cli, caplog)
             ["up to layer3 and batch norm statistics", "0.0001 (backbone), 0.001 (head)"],
         ),
         ({"freeze": "backbone"}, ["everything except the head", "solved exactly"]),
-        ({"members": 2}, ["2 × timm/test_resnet"]),
     ],
 )
 def test_the_overview_says_what_is_frozen_and_the_rates(colours, caplog, options, words):

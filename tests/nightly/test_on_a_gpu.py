@@ -38,7 +38,6 @@ SCENARIOS = [
     ("balanced", 1e-10, 1e-10),
     ("solved_head", 5e-9, 5e-9),
     ("frozen_part", 1e-8, 1e-8),
-    ("members", 1e-10, 1e-10),
     ("probe", 5e-9, 5e-9),
 ]
 MEASURED = [f"evaluated_{num}" for num in NUM_EVALUATED]

@@ -19,7 +19,6 @@ ON_THREE = ["small_float64", "balanced", "weighted", "labels"]  # trainings; the
 MISTAKES = {
     "control_sum": "small_float64",
     "control_own_statistics": "trained_batch_norm",
-    "control_members": "members",
     "control_own_features": "solved_head",
     "control_means": "balanced",
     "control_weighted_means": "weighted",
@@ -124,17 +123,6 @@ def test_control_partners_of_the_batch_or_a_late_conversion_change_the_weights(r
     assert distance(one, two) > EXACT
     restored = weights(results[3], "control_restored")
     assert distance(weights(results[1], "balanced"), restored) > EXACT
-
-
-def test_each_member_of_an_ensemble_takes_the_statistics_of_all_devices(results):
-    right, wrong = weights(results[1], "members"), weights(results[2], "control_members")
-
-    def member(of: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
-        name = f"members.{number}."
-        return {key.removeprefix(name): v for key, v in of.items() if key.startswith(name)}
-
-    assert all(distance(member(right, i), member(wrong, i)) > 1e-4 for i in (0, 1))
-    assert distance(member(right, 0), member(right, 1)) > 1e-2  # they are two, not one twice
 
 
 # Relative to the largest of each. What is between two layers is rounded to bf16, by 2^-9 at most, and so is each

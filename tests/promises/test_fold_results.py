@@ -19,13 +19,14 @@ from colours import QUICKEST, draw_colours
 from labelled_files import LABELS, draw_labelled
 from labelled_runs import write_table
 from promise import control, promise
+from runs import fits_in_this_process
 from sklearn import metrics
 
 import finetune
 from finetune import cli as command_line
 from finetune.api import python_fit
 from finetune.data.decode import decode
-from finetune.fitting import folds as fold_fits
+from finetune.fitting import several_fits as fold_fits
 from finetune.fitting.fold_results import write_predictions
 from finetune.fitting.plan import Plan, read_plan
 from finetune.inference.predictor import Predictor
@@ -39,7 +40,7 @@ NUM_FOLDS = 2
 
 
 def fold_runs(folder: Path) -> list[Path]:
-    return [run.path for run in RunDir(folder).folds]
+    return [run.path for run in RunDir(folder).fits]
 
 
 CLASSES = {"blue": 14, "green": 9}
@@ -65,15 +66,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_this_process() -> Iterator[None]:
     """Run the folds in this process."""
 
-    def start(command: list[str], **_: object) -> int:
-        command_line.run(command)
-        release()
-        return 0
-
     before = dict(os.environ)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fold_fits, "start_command", start)
-        patch.setattr(fold_fits, "wait_for", lambda code: code)
+    with fits_in_this_process():
         yield
     os.environ.clear()
     os.environ.update(before)

@@ -1,4 +1,4 @@
-"""`--members`: several networks in one run, whose checkpoint predicts, is exported and is resumed."""
+"""`--members`: several fits, whose networks predict, are exported and are resumed as one."""
 
 import json
 import shutil
@@ -11,16 +11,18 @@ import torch
 import yaml
 from colours import QUICKEST
 from promise import promise
+from runs import fits_in_this_process
 
 import finetune
 from finetune.cli import main
 from finetune.data.decode import decode
 from finetune.inference.predictor import Predictor
 from finetune.models.backbones import build
+from finetune.runs import run_lock
+from finetune.training.calibration import fit_calibration
 
 pytestmark = pytest.mark.slow
 
-SMALL = [*QUICKEST, "--test_after_fit", "false"]
 EVALUATED = ["--data.num_workers", 0, "--trainer.accelerator", "cpu"]
 RUN = "runs/fit/version_0"
 
@@ -28,7 +30,16 @@ RUN = "runs/fit/version_0"
 def command(*arguments: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
+    run_lock.release()
     assert ended.value.code == 0
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return torch.load(run / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
+
+
+def is_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +48,8 @@ def folder(colours, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("ensemble")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        command("fit", colours, *SMALL, "--members", 3, "--trainer.max_epochs", 2)
+        with fits_in_this_process():
+            command("fit", colours, *QUICKEST, "--members", 3, "--trainer.max_epochs", 2)
         for kind in ("onnx", "safetensors"):
             best = f"{RUN}/checkpoints/best.ckpt"
             command("export", best, "--format", kind, "--output", f"best.{kind}")
@@ -45,16 +57,11 @@ def folder(colours, tmp_path_factory) -> Path:
     return root
 
 
-def test_a_checkpoint_alone_says_the_mean_of_its_members(folder, colours):
-    model = finetune.load(folder / "best.ckpt", "cpu")
-    assert "3 × small_cnn at 28 pixels" in repr(model)
-    paths = sorted(str(path) for path in colours.glob("test/*/*"))
-    predicted = np.array([[*p.probabilities.values()] for p in model.predict(paths)])
-    checkpoint = torch.load(folder / "best.ckpt", weights_only=True)
-    state = checkpoint["state_dict"]
-    pixels = torch.stack(
-        [torch.from_numpy(model.predictor.prepare(decode(path))) for path in paths]
-    )
+def member_logits(folder: Path, paths: list[str]) -> torch.Tensor:
+    """The logits of each member for some images, (M, B, K) float64."""
+    prepare = finetune.load(folder / "best.ckpt", "cpu").predictor.prepare
+    state = weights_of(folder / RUN)
+    pixels = torch.stack([torch.from_numpy(prepare(decode(path))) for path in paths])
     x = (pixels.permute(0, 3, 1, 2).float() - state["mean"]) / state["std"]
     each = []
     for i in range(3):
@@ -64,17 +71,51 @@ def test_a_checkpoint_alone_says_the_mean_of_its_members(folder, colours):
         )
         with torch.no_grad():
             each.append(member(x).double())
+    return torch.stack(each)
+
+
+def test_a_checkpoint_alone_says_the_mean_of_its_members(folder, colours):
+    model = finetune.load(folder / "best.ckpt", "cpu")
+    assert "3 × small_cnn at 28 pixels" in repr(model)
+    paths = sorted(str(path) for path in colours.glob("test/*/*"))
+    predicted = np.array([[*p.probabilities.values()] for p in model.predict(paths)])
+    each = member_logits(folder, paths)
+    checkpoint = torch.load(folder / "best.ckpt", weights_only=True)
     (scale,) = checkpoint["finetune"]["calibration"]["scale"]
 
     def of(logits: torch.Tensor) -> np.ndarray:
         return (logits * scale).softmax(1).numpy()
 
-    mean = torch.stack(each).softmax(2).mean(0)
+    mean = each.softmax(2).mean(0)
     # float32's rounding, of logits that the temperature makes no larger than some tens.
     np.testing.assert_allclose(predicted, of(mean.log()), rtol=0, atol=1e-5)
     # the controls: one alone, and without the temperature
     for wrong in (*map(of, each), mean.numpy()):
         assert np.abs(predicted - wrong).max() > 1e-3
+    # the temperature is that of the mean on the validation images
+    validated = finetune.ImageFolderData(str(colours)).splits["val"]
+    labels = torch.from_numpy(validated.targets.labels)
+    of_val = member_logits(folder, [*validated.paths]).softmax(2).mean(0).log()
+    assert scale == pytest.approx(fit_calibration(of_val, labels, None).scale[0], rel=1e-3)
+
+
+def test_each_member_trains_as_it_would_alone(folder, colours, cli, tmp_path):
+    cli("fit", colours, *QUICKEST, "--trainer.max_epochs", 2, "--model.init_seed", 1)
+    alone = weights_of(tmp_path / RUN)
+    members = [weights_of(folder / RUN / f"fit/member_{number}") for number in (1, 2, 3)]
+    assert [is_equal(member, alone) for member in members] == [False, True, False]
+    joined = weights_of(folder / RUN)
+    for number, member in enumerate(members):
+        for name, value in member.items():
+            inner = name.replace("network.", f"network.members.{number}.")
+            assert torch.equal(joined[inner], value)
+
+
+def test_the_members_are_tested_together(folder, colours):
+    result = json.loads((folder / RUN / "test.json").read_text())
+    assert sum(map(sum, result["confusion_matrix"])) == len(list(colours.glob("test/*/*")))
+    assert (folder / RUN / "test_predictions.csv").is_file()
+    assert not list((folder / RUN).glob("fit/*/test.json"))
 
 
 @promise("export")
@@ -99,10 +140,31 @@ def test_an_exported_file_says_the_same_and_is_tested(folder, colours, cli, tmp_
     assert first["test/loss"] == pytest.approx(second["test/loss"], abs=1e-5)
 
 
-def test_resume_continues_with_as_many_members(folder, colours, cli, tmp_path):
-    shutil.copytree(folder / "runs", tmp_path / "runs")
-    run = tmp_path / RUN
-    cli("fit", colours, *SMALL, "--trainer.max_epochs", 3, "--resume")
-    last = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
-    assert last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 3
-    assert yaml.safe_load((run / "config.yaml").read_text())["model"]["members"] == 3
+@pytest.fixture
+def copied(folder, tmp_path) -> Path:
+    """A copy of the finished ensemble."""
+    shutil.copytree(folder / "runs", tmp_path / "runs", ignore=shutil.ignore_patterns(".*lock"))
+    return tmp_path / RUN
+
+
+def test_resume_continues_each_member(copied, colours, cli):
+    with fits_in_this_process():
+        cli("fit", colours, *QUICKEST, "--trainer.max_epochs", 3, "--members", 3, "--resume")
+    for number in (1, 2, 3):
+        last = torch.load(copied / f"fit/member_{number}/checkpoints/last.ckpt", weights_only=True)
+        assert last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 3
+    assert yaml.safe_load((copied / "config.yaml").read_text())["members"] == 3
+
+
+def test_resume_trains_the_members_that_are_missing(copied, folder, colours, cli):
+    shutil.rmtree(copied / "fit/member_3")
+    shutil.rmtree(copied / "checkpoints")
+    (copied / "test.json").unlink()
+    before = (copied / "fit/member_1/checkpoints/last.ckpt").stat().st_mtime_ns
+    with fits_in_this_process():
+        cli("fit", "--resume", copied)
+    assert (copied / "fit/member_1/checkpoints/last.ckpt").stat().st_mtime_ns == before
+    assert is_equal(weights_of(copied), weights_of(folder / RUN))
+    assert (copied / "test_predictions.csv").read_bytes() == (
+        folder / RUN / "test_predictions.csv"
+    ).read_bytes()

@@ -9,7 +9,7 @@ import pytest
 from colours import QUICKEST
 
 from finetune import cli as command_line
-from finetune.fitting import folds
+from finetune.fitting import several_fits as folds
 from finetune.runs import run_lock
 
 MODULE = """

@@ -167,7 +167,6 @@ STOPS = [
     ("validation_step", 2, None, "single", GATHERING),
     ("validation_step", 2, 2, "single", OFTEN_VALIDATED),
     ("on_train_epoch_end", 5, 5, "single", ("--trainer.check_val_every_n_epoch", "2")),
-    ("training_step", 6, 7, "single", ("--model.members", "2")),
 ]
 
 

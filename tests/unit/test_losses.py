@@ -114,14 +114,6 @@ def test_parts_of_a_batch_add_up_and_one_may_be_empty(kind):
     assert sum(weights) == target.weight(CLASS_WEIGHT) and weights[2] == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_of_an_ensemble_is_the_mean_over_its_networks(kind):
-    logits, labels, _ = drawn(kind, 0, 6)
-    each = [mean(own, {"label": labels}) for own in (logits, logits.flip(0))]
-    found = mean(torch.stack([logits, logits.flip(0)]), {"label": labels})
-    torch.testing.assert_close(found, sum(each) / 2)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_precision_counts_every_image(kind, dtype):

@@ -1,0 +1,244 @@
+"""Several fits whose networks are joined: the folds of a cross-validation, or the members of an ensemble.
+
+They run one after another. Each fold tests another part of the images. The members have the same images in the same
+order, and each its own random head.
+"""
+
+import logging
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from finetune.data.data_place import place_of
+from finetune.data.datasets.image_folder import ImageFolderData
+from finetune.distributed.child_command import start_command, wait_for
+from finetune.fitting.build import arguments_in_effect, open_data
+from finetune.fitting.fold_results import join_folds
+from finetune.fitting.member_results import join_members
+from finetune.fitting.plan import Plan, plan_file
+from finetune.fitting.resume import (
+    Changes,
+    changes_between,
+    check_changes,
+    check_not_prolonged,
+    describe_held,
+    read_start,
+)
+from finetune.reports.report_page import page_of
+from finetune.runs.folder import Run, has_result, missing_folders, remove_empty
+from finetune.runs.limits import Limits
+from finetune.runs.record import RunRecord, read_run
+from finetune.runs.run_dir import RunDir, now
+from finetune.runs.run_lock import (
+    descriptors_for_children,
+    hold,
+    release_run,
+    wait_for_children,
+)
+from finetune.settings.reader import read_config
+from finetune.system.files import replace_text
+from finetune.system.messages import only_errors
+
+log = logging.getLogger(__name__)
+
+_PLACES = {"data.root", "data.table", "data.corrections"}  # where the images are
+
+
+def fit_several(plan: Plan) -> Path:
+    """Run or continue the fits of a plan, join them, and return the folder."""
+    if isinstance(plan.data, ImageFolderData):
+        plan.data.check_can_train()
+    missing = missing_folders(Path(plan.settings.trainer.default_root_dir, "fit"))
+    if plan.run is None:
+        settings = plan.settings
+        folder = Run(settings.trainer.default_root_dir, "fit", name=settings.name).choose()
+    else:
+        folder = plan.run
+        hold(folder)
+        log.info("continuing the %s in %s", plan.identity.kind, folder)
+    wait_for_children(folder)
+    plan = plan.put({"data.fold": None, "data.num_folds": None, "resume": False})
+    if plan.run is not None:
+        _check_changes(plan, folder)
+    _write_beginning(folder, plan)
+    for note in plan.notes:
+        log.info("%s", note)
+    if held := describe_held(plan.changes):
+        log.info("%s", held)
+    runs = RunDir(folder).fits
+    what = "fold" if plan.settings.members is None else "member"
+    for number, run in enumerate(runs, 1):
+        of_fit = _plan_of_fit(plan, folder, number, run)
+        if of_fit is None:
+            log.info("%s %d of %d has ended: %s", what, number, len(runs), run.path)
+            continue
+        log.info("%s %d of %d", what, number, len(runs))
+        with plan_file(of_fit) as file:
+            code = _run(folder, ["fit", "--decided", str(file)])
+        if code:
+            _give_up(folder, missing)
+            sys.exit(code)
+    _conclude(folder, plan)
+    return folder
+
+
+def _plan_of_fit(plan: Plan, folder: Path, number: int, run: RunDir) -> Plan | None:
+    """Return the plan of one of the fits; None if it has nothing left to do.
+
+    Args:
+        plan: That of all of them.
+        folder: Their folder.
+        number: The number of the fit, from 1.
+        run: The folder of its run.
+    """
+    can_go_on = run.has("last")
+    if not can_go_on and _has_ended(run):
+        return None
+    values = {
+        "trainer.default_root_dir": str(folder),
+        "resume": str(run.path) if can_go_on else False,
+        "name": None if can_go_on else run.path.name,
+    }
+    of_fit = replace(
+        _with_own_settings(plan, number).put(values),
+        identity=replace(plan.identity, folds=None, members=None),
+        is_part=True,
+        run=None,
+        start=None,
+        changes={},
+        notes=(),
+    )
+    if not can_go_on:
+        return of_fit
+    changes = _changes_of(run.path, of_fit)
+    if _has_ended(run) and changes.keys() <= _PLACES:
+        return None
+    start = read_start(run.checkpoint("last"))
+    return replace(of_fit, run=run.path, start=start, changes=changes)
+
+
+def _with_own_settings(plan: Plan, number: int) -> Plan:
+    """Return the plan with the images of a fold, or the random head of a member; both are counted from 1."""
+    settings = plan.settings
+    if settings.members is None:
+        values = {"folds": None, "data.num_folds": settings.folds, "data.fold": number}
+        return plan.put(values)
+    seed = (settings.seed_everything + number - 1) % 2**32
+    # the members are tested together
+    return plan.put({"members": None, "model.init_seed": seed, "test_after_fit": False})
+
+
+def _has_ended(run: RunDir) -> bool:
+    """Return whether a fit is complete. Only folds are tested, and cannot be joined without it."""
+    is_member = run.path.name.startswith("member")
+    return run.has_ended and (is_member or "test" in run.facts())
+
+
+def _changes_of(run: Path, of_fit: Plan) -> Changes:
+    """Return how a plan differs from the settings with which a fit has begun.
+
+    Those of the folder do not tell: a command that was killed may have changed them before this fit.
+    """
+    before = read_config("fit", str(run / "config.yaml"), "run")
+    changes = changes_between(before.values, of_fit.settings)
+    if of_fit.settings.trainer.precision is None:  # each fit has settled its own
+        changes.pop("trainer.precision", None)
+    return changes
+
+
+def _check_changes(plan: Plan, folder: Path) -> None:
+    """Check that all fits that have begun can go on with the settings of a plan, before these are written.
+
+    Raises:
+        ValueError: One cannot, so that the fits would differ in more than they should.
+    """
+    for number, run in enumerate(RunDir(folder).fits, 1):
+        if not run.has("last") and not _has_ended(run):
+            continue  # it begins anew
+        of_fit = _with_own_settings(plan, number)
+        changes = _changes_of(run.path, of_fit)
+        if not changes:
+            continue
+        if not run.has("last"):
+            check_not_prolonged(run.path, changes)
+        start = read_start(run.checkpoint("last" if run.has("last") else "best"))
+        trainer = of_fit.settings.trainer
+        patience = of_fit.settings.patience
+        limits = Limits(trainer.max_epochs, trainer.max_steps, patience)
+        is_finished = not run.has("last") or bool(limits.reached(start.content))
+        with only_errors("finetune.data"):  # the fit logs the same
+            data = open_data(of_fit.settings.data)
+            data.read()
+        check_changes(start, data, changes, allow=None, is_finished=is_finished)
+
+
+def _give_up(folder: Path, missing: Sequence[Path]) -> None:
+    """Say how to continue after a fit that has failed; without a result delete the folder, as that of any run.
+
+    Args:
+        folder: The folder of all fits.
+        missing: Folders around it that did not exist before this command, innermost first. They are deleted, too.
+    """
+    if has_result(folder):
+        log.warning("to continue: finetune fit --resume %s", shlex.quote(str(folder)))
+        return
+    release_run(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    remove_empty(missing)
+
+
+def _run(folder: Path, arguments: Sequence[str]) -> int:
+    """Run a command that writes into the folder of several fits, and return its exit code."""
+    return wait_for(start_command(arguments, pass_fds=descriptors_for_children(folder)))
+
+
+def _write_beginning(folder: Path, plan: Plan) -> None:
+    """Write how the fits began, or went on, and their settings."""
+    run = RunDir(folder)
+    before = run.facts()
+    if "command" in before:
+        run.update(went_on_by=[*before.get("went_on_by", []), plan.command], ended=None)
+    else:
+        run.update(command=plan.command, folder=os.getcwd())
+    identity = plan.identity.as_plain()
+    place = place_of(arguments_in_effect(plan.settings.data))
+    run.update(identity=identity, data=place, network=plan.settings.model.backbone)
+    replace_text(folder / "config.yaml", plan.config)
+
+
+def _conclude(folder: Path, plan: Plan) -> None:
+    """Join the networks and the results of all fits, and print them."""
+    runs = [read_run(run.path) for run in RunDir(folder).fits]
+    with only_errors("finetune.data"):  # the fits have logged the same
+        data = open_data(plan.settings.data)
+        data.read()
+    RunDir(folder).update(seconds=_seconds(runs))
+    join = join_folds if plan.settings.members is None else join_members
+    calibration, facts = join(folder, plan, runs, data)
+    RunDir(folder).update(**facts, ended=now())
+    _report(folder, read_run(folder))
+    if missed := calibration.describe_unreached_aim(data.class_names):
+        best = RunDir(folder).checkpoint("best")
+        raise ValueError(f"{missed}; {best} has no threshold for it")
+
+
+def _seconds(runs: Sequence[RunRecord]) -> dict[str, float]:
+    phases = dict.fromkeys(phase for run in runs for phase in run.seconds)
+    return {phase: sum(run.seconds.get(phase, 0.0) for run in runs) for phase in phases}
+
+
+def _report(folder: Path, record: RunRecord) -> None:
+    """Print the folder and what to do next, and write the report."""
+    print(f"run in {folder}", flush=True)
+    if record.setting("report") is not False:
+        try:
+            print(f"report in {page_of(record)}")
+        except Exception as error:  # of whatever draws or reads: the results are complete
+            log.warning(
+                "cannot write the report: %s. Try again with finetune report %s", error, folder
+            )
+    print(f"next: finetune predict {shlex.quote(str(folder))} IMAGES", flush=True)
