@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from finetune.data.datasets.image_folder import Hotdog as Hotdog
     from finetune.data.datasets.image_folder import ImageFolderData as ImageFolderData
     from finetune.demo.sample_data import SampleData as SampleData
-    from finetune.runs.mlflow_logger import MLFlowLogger as MLFlowLogger
-    from finetune.runs.tensorboard_logger import TensorBoardLogger as TensorBoardLogger
-    from finetune.runs.wandb_logger import WandbLogger as WandbLogger
     from finetune.training.classifier import Classifier as Classifier
     from finetune.training.lr_schedulers import WarmupCosine as WarmupCosine
 
@@ -44,11 +41,8 @@ _PUBLIC = {
     "ImageFolderData": "finetune.data.datasets.image_folder",
     "LabelsPrediction": "finetune.api.prediction",
     "LoadedModel": "finetune.api.loaded_model",
-    "MLFlowLogger": "finetune.runs.mlflow_logger",
     "Prediction": "finetune.api.prediction",
     "SampleData": "finetune.demo.sample_data",
-    "TensorBoardLogger": "finetune.runs.tensorboard_logger",
-    "WandbLogger": "finetune.runs.wandb_logger",
     "WarmupCosine": "finetune.training.lr_schedulers",
     "fit": "finetune.api.python_fit",
     "load": "finetune.api.loaded_model",
@@ -61,11 +55,8 @@ __all__ = [
     "ImageFolderData",
     "LabelsPrediction",
     "LoadedModel",
-    "MLFlowLogger",
     "Prediction",
     "SampleData",
-    "TensorBoardLogger",
-    "WandbLogger",
     "WarmupCosine",
     "__version__",
     "fit",

@@ -14,7 +14,6 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback, Checkpoint
 from pytorch_lightning.utilities import rank_zero_only
 
-import finetune
 from finetune import lightning_private
 from finetune.data.addresses import check_scheme, is_address
 from finetune.data.datamodule import ImageDataModule
@@ -28,12 +27,12 @@ from finetune.runs.clock import Clock
 from finetune.runs.folder import Run, RunFolder
 from finetune.runs.learning_rates import Rates
 from finetune.runs.local_copies import address_of, local_copy
+from finetune.runs.loggers import LoggedConfig, RunLogger
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.predictions import AnswersWriter
 from finetune.runs.results import Results, Skipped
 from finetune.runs.run_download import names_there
-from finetune.runs.run_logger import LoggedConfig, attach
 from finetune.settings.fields import ClassSettings
 from finetune.settings.schema import (
     Data,
@@ -48,7 +47,6 @@ from finetune.training.classifier import Classifier
 from finetune.training.precision import check_precision, prepare_arithmetic
 from finetune.training.progress_bar import ImageProgressBar
 
-_LOGGERS = {"tensorboard": "TensorBoardLogger", "wandb": "WandbLogger", "mlflow": "MLFlowLogger"}
 # Arguments of Lightning's Trainer that are no options.
 _FIXED: Mapping[str, Any] = {
     "use_distributed_sampler": False,  # our sampler splits every batch exactly
@@ -209,11 +207,7 @@ def build_trainer(
     """
     check_precision(settings.precision)
     folder = RunFolder(run, config)
-    loggers = [
-        MetricsCSV(run),
-        *(getattr(finetune, _LOGGERS[name])() for name in settings.logger or ()),
-    ]
-    attach(loggers, run)
+    loggers = [MetricsCSV(run), *(RunLogger(name, run) for name in settings.logger or ())]
     all_callbacks = [
         *(folder, LoggedConfig(folder), StopAtOnce(), LimitWaits()),
         *callbacks,

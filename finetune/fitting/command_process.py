@@ -10,7 +10,7 @@ from pytorch_lightning import Trainer
 from finetune.distributed.ranks import ending
 from finetune.distributed.signals import install_stop_at_once, stop_signals
 from finetune.runs.folder import Run
-from finetune.runs.run_logger import run_loggers
+from finetune.runs.loggers import run_loggers
 from finetune.system.messages import be_quiet
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.run_dir import RunDir, check_name, runs_of
 from finetune.runs.run_download import fetch_beginnings, fetch_run, has_remote_last
 from finetune.runs.run_lock import check_free, hold
-from finetune.runs.run_logger import RunLogger
+from finetune.runs.loggers import RunLogger
 from finetune.settings.configs import flat
 from finetune.settings.fields import find_setting
 from finetune.settings.layers import Layer, Layers

@@ -30,7 +30,7 @@ Resuming:
 - `limits`: what ends a fit.
 
 During a fit:
-- `run_logger` is the base of `tensorboard_logger`, `wandb_logger` and `mlflow_logger`.
+- `loggers` logs to TensorBoard, Weights & Biases and MLflow.
 
 Reading a run:
 - `record` reads the whole folder, `predictions_table` the predictions for the test images. `tested_images` names these

@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from finetune.cli import run
+from finetune.runs.loggers import flatten
 from finetune.runs.metrics_csv import read_metrics
-from finetune.runs.run_logger import flatten
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before it is imported
 
