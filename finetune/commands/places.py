@@ -178,10 +178,10 @@ def _check_can_be_folder(name: str, value: str) -> None:
 
 def _checkpoint(command: str, path: str, must_exist: bool = True) -> str:
     if is_address(path):
-        from finetune.runs.run_download import fetch_checkpoint
+        from finetune.runs.sync import pull_checkpoint
 
         _check_run_address(command, "ckpt_path", path)
-        return str(fetch_checkpoint(path))
+        return str(pull_checkpoint(path))
     path, message = checkpoint_of(path)
     if must_exist and not os.path.exists(path):
         hint = _nearest(path) or ": pass the folder of a run, or a file such as best.ckpt"
@@ -373,7 +373,7 @@ def _is_run_address(path: str) -> bool:
     if not is_in_bucket(path):
         return False
     # imported here, since most commands need no object storage
-    from finetune.runs.run_download import is_run_there
+    from finetune.runs.sync import is_run_there
 
     check_address(path)
     return is_run_there(path)
@@ -381,10 +381,10 @@ def _is_run_address(path: str) -> bool:
 
 def _local_run(address: str) -> str:
     """Return the local copy of a run that a fit continues, after a download if the objects are newer."""
-    from finetune.runs.run_download import fetch_run
+    from finetune.runs.sync import pull_run
 
     run = local_copy(address)
-    fetch_run(run)
+    pull_run(run)
     return str(run)
 
 

@@ -48,10 +48,10 @@ def _local(run: str) -> Path:
     if not is_in_bucket(run):
         return Path(run)
     # imported here, since most runs need no object storage
-    from finetune.runs.run_download import fetch_results
+    from finetune.runs.sync import pull_results
 
     check_address(run)
-    return fetch_results(run)
+    return pull_results(run)
 
 
 def _target(output: str | None, default: Path) -> Path:

@@ -32,7 +32,7 @@ from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.predictions import AnswersWriter
 from finetune.runs.results import Results, Skipped
-from finetune.runs.run_download import names_there
+from finetune.runs.sync import names_there
 from finetune.settings.fields import ClassSettings
 from finetune.settings.schema import (
     Data,

@@ -337,7 +337,7 @@ def _is_complete(parts: Parts) -> bool:
     has_report = run.file("report.html").exists() or not parts.plan.settings.report
     if not has_report or not run.dir.has_ended:
         return False
-    is_tested = "test" in run.dir.facts()
+    is_tested = run.file("test.json").exists()
     return (is_tested or not parts.has_test) and is_settled(parts.trainer, parts.data, run)
 
 

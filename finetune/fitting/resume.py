@@ -26,11 +26,11 @@ from finetune.runs.exported_files import ExportedCheckpoint
 from finetune.runs.folder import Run, check_unused, has_result
 from finetune.runs.limits import Limits
 from finetune.runs.local_copies import address_of, check_is_in, shown_place
+from finetune.runs.loggers import RunLogger
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.run_dir import RunDir, check_name, runs_of
-from finetune.runs.run_download import fetch_beginnings, fetch_run, has_remote_last
 from finetune.runs.run_lock import check_free, hold
-from finetune.runs.loggers import RunLogger
+from finetune.runs.sync import has_last_there, pull_beginnings, pull_run
 from finetune.settings.configs import flat
 from finetune.settings.fields import find_setting
 from finetune.settings.layers import Layer, Layers
@@ -126,7 +126,7 @@ def run_to_continue(asked: FitSettings, layers: Layers, root: Path) -> tuple[Pat
         return run, ""
     if asked.name is not None:
         run = root / "fit" / asked.name
-        fetch_run(run)
+        pull_run(run)
         if run.exists() and (has_result(run) or RunDir(run).fits):
             _check_named(run, wanted)
             return run, ""
@@ -142,7 +142,7 @@ def run_to_continue(asked: FitSettings, layers: Layers, root: Path) -> tuple[Pat
         why = f", since {passed}" if passed else ""
         why_new = f"no run of these data and this network in {where} to continue{why}"
         return None, _new_run(why_new, layers)
-    fetch_run(found.run)
+    pull_run(found.run)
     check_has_last(found.run)
     return found.run, passed and f"passed over: {passed}"
 
@@ -166,7 +166,7 @@ def _check_named(run: Path, wanted: Identity) -> None:
     Raises:
         ValueError: It has no checkpoint, another number of folds or members, or is of another network or data class.
     """
-    fetch_run(run)
+    pull_run(run)
     check_has_last(run)
     folder = RunDir(run)
     if not folder.fits and not folder.has("last"):
@@ -231,14 +231,14 @@ def find_run(root: Path, wanted: Identity) -> Found:
         ValueError: Another process has begun a run of this identity.
         StorageError: The runs are in object storage, which cannot be reached.
     """
-    fetch_beginnings(root)
+    pull_beginnings(root)
     passed: dict[Path, str] = {}
     ended: Found | None = None
     begun: Path | None = None
     for run in reversed(runs_of(root)):
         identity = read_identity(run)
         folder = RunDir(run)
-        has_last = folder.has("last") or (address_of(run) is not None and has_remote_last(run))
+        has_last = folder.has("last") or (address_of(run) is not None and has_last_there(run))
         has_best = folder.has("best")  # alone, if last.ckpt was deleted
         if identity is None:
             if has_last:

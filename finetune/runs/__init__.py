@@ -4,7 +4,7 @@ The folder:
 - `run_dir` owns the folder of a run and its record, run.json, and finds runs. `run_table` has a row for each run.
 - `folder` creates the folder of a command's run.
 - `run_checkpoint` accepts a run's folder in the place of its best checkpoint.
-- `local_copies`, `run_upload` and `run_download` keep a run in object storage.
+- `sync` keeps a run in object storage, and `local_copies` names its folders on this machine.
 - `removal` deletes a run, or only what resuming needs.
 
 Checkpoints:

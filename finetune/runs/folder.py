@@ -14,9 +14,8 @@ from finetune.data.data_place import RUNS_MARK
 from finetune.distributed.ranks import ending
 from finetune.runs.local_copies import SYNC, UPLOADED, address_of, shown_place
 from finetune.runs.run_dir import RECORD, RunDir, is_numbered, now, version_of, versions
-from finetune.runs.run_download import fetch_run, names_there
 from finetune.runs.run_lock import CHILDREN_LOCK, LOCK, check_free, hold, release_run
-from finetune.runs.run_upload import RunUpload
+from finetune.runs.sync import Sync, names_there, pull_run
 from finetune.system.files import is_unfinished, replace_text
 from finetune.system.messages import WrongUsage, reason, shown
 
@@ -59,7 +58,7 @@ class Run:
         self.beginning: dict[str, Any] | None = None
         self.name = name
         self.leaves_folder = True
-        self._upload: RunUpload | None = None  # on rank 0, if the run is in object storage
+        self._sync: Sync | None = None  # on rank 0, if the run is in object storage
         self._made: list[Path] = []  # folders that `choose` has created, the innermost first
 
     def choose(self) -> Path:
@@ -123,7 +122,7 @@ class Run:
         assert self.path is not None
         if self._claim(self.path):
             return
-        fetch_run(self.path)
+        pull_run(self.path)
         _clear(self.path)
         self.continue_upload()
 
@@ -151,10 +150,10 @@ class Run:
         """Return whether a new run is this process's own. In object storage another machine may have begun it."""
         if address_of(run) is None:
             return True
-        upload = RunUpload(run)
-        is_own = upload.claim()
+        sync = Sync(run)
+        is_own = sync.claim()
         if is_own:
-            self._upload = upload
+            self._sync = sync
         return is_own
 
     @property
@@ -175,16 +174,16 @@ class Run:
         """
         if self.path is None or address_of(self.path) is None:
             return
-        upload = RunUpload(self.path)
-        if not only_changes or upload.has_changes():
+        sync = Sync(self.path)
+        if not only_changes or sync.has_changes():
             hold(self.path)
-            upload.take_over()
-            self._upload = upload
+            sync.take_over()
+            self._sync = sync
 
     @property
     def is_uploaded(self) -> bool:
         """Whether this process uploads the run to object storage."""
-        return self._upload is not None
+        return self._sync is not None
 
     def send(self) -> None:
         """Begin to upload what has changed, if the run is in object storage, after an earlier upload has ended.
@@ -192,8 +191,8 @@ class Run:
         Raises:
             StorageError: An upload has failed.
         """
-        if self._upload is not None:
-            self._upload.send()
+        if self._sync is not None:
+            self._sync.push()
 
     def check_upload(self) -> None:
         """Raise the error of an upload that has failed.
@@ -201,8 +200,8 @@ class Run:
         Raises:
             StorageError: One has.
         """
-        if self._upload is not None:
-            self._upload.check()
+        if self._sync is not None:
+            self._sync.check()
 
     def finish_upload(self) -> None:
         """Upload what has changed, and wait until it has arrived.
@@ -210,9 +209,9 @@ class Run:
         Raises:
             StorageError: An upload has failed.
         """
-        if self._upload is not None:
-            self._upload.send()
-            self._upload.wait()
+        if self._sync is not None:
+            self._sync.push()
+            self._sync.wait()
 
     @property
     def dir(self) -> RunDir:
@@ -236,9 +235,9 @@ class Run:
         if not self._made or has_result(self._made[0]):
             return
         release_run(self._made[0])
-        if self._upload is not None:
-            self._upload.withdraw()
-            self._upload = None
+        if self._sync is not None:
+            self._sync.withdraw()
+            self._sync = None
         shutil.rmtree(self._made[0], ignore_errors=True)
         remove_empty(self._made[1:])
 

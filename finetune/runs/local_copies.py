@@ -1,31 +1,21 @@
-"""Local copies of runs in object storage: their folders, and the record of the objects that each copy corresponds to.
+"""The folders of runs in object storage on this machine; `sync` moves their files.
 
-`fit --out s3://BUCKET/runs` writes its run to a local copy, a folder in the folder of caches. `run_upload` uploads the
-files from there, and `run_download` downloads those of earlier runs to it.
+`fit --out s3://BUCKET/runs` writes its run to a local copy, a folder in the folder of caches. Commands that only read a
+run have a folder of their own.
 """
 
-import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from filelock import FileLock
 
 from finetune.data.addresses import is_address, parse_address
-from finetune.data.data_place import RUNS_MARK
 from finetune.system.cache_dir import cache_dir
-from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage
 
 # In the folder of caches, which may be a working directory with its own folder runs.
 _RUNS = "runs-in-storage"
 _DOWNLOADS = "downloads-of-runs"  # separate, since a fit may be writing the local copy meanwhile
-LOCK = ".lock"  # the object with the token of the process that writes the run
-UPLOADED = ".uploaded.json"
-SYNC = ".sync"  # the file that `alone` locks
+UPLOADED = ".uploaded.json"  # the record of the objects of a local copy
+SYNC = ".sync"  # the file that a process locks while it moves files
 
 
 def local_copy(address: str) -> Path:
@@ -82,78 +72,3 @@ def _address_in(kind: str, path: str | os.PathLike[str]) -> str | None:
 def shown_place(path: str | os.PathLike[str]) -> str:
     """Return the place of a run for messages: the address of a local copy or of downloaded files, or the folder."""
     return address_of(path) or _address_in(_DOWNLOADS, path) or str(path)
-
-
-class Sent(NamedTuple):
-    """The state of a file when it was last uploaded or downloaded: its object then had the same content.
-
-    Attributes:
-        changed: The time of its last change, in ns; -1 while it is being uploaded.
-        size: Bytes.
-        e_tag: The ETag of the object; None if it is unknown.
-    """
-
-    changed: int
-    size: int
-    e_tag: str | None
-
-
-@dataclass
-class Record:
-    """The record of a local copy, in its file `.uploaded.json`.
-
-    Attributes:
-        lock: The ETag of the object `.lock`. If it is still the same, no other machine has continued the run, and the
-            local copy is at least as new as the objects. None if that is unknown.
-        files: The files that were uploaded or downloaded, by name.
-    """
-
-    lock: str | None = None
-    files: dict[str, Sent] = field(default_factory=dict)
-
-    def has_same(self, name: str, path: Path) -> bool:
-        """Return whether a file is unchanged since it was uploaded or downloaded."""
-        sent = self.files.get(name)
-        if sent is None or not path.is_file():
-            return False
-        status = path.stat()
-        return (sent.changed, sent.size) == (status.st_mtime_ns, status.st_size)
-
-    def add(self, name: str, status: os.stat_result, e_tag: str | None) -> None:
-        self.files[name] = Sent(status.st_mtime_ns, status.st_size, e_tag)
-
-
-def read_record(run: Path) -> Record:
-    """Return the record of a local copy; an empty one if it has none, or a damaged one."""
-    try:
-        content = json.loads((run / UPLOADED).read_text("utf-8"))
-        return Record(content["lock"], {name: _sent(row) for name, row in content["files"].items()})
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return Record()
-
-
-def _sent(row: Any) -> Sent:
-    sent = Sent(*row)
-    return sent._replace(changed=int(sent.changed), size=int(sent.size))
-
-
-def write_record(run: Path, record: Record) -> None:
-    """Write the record of a local copy."""
-    content: Mapping[str, Any] = {"lock": record.lock, "files": record.files}
-    replace_text(run / UPLOADED, json.dumps(content) + "\n")
-
-
-def files_of(run: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name and path of each file of a run, without locks, temporary files, and links, which may lead out."""
-    for path in sorted(run.rglob("*")):
-        is_hidden = path.name.startswith(".") and path.name != RUNS_MARK
-        if path.is_file() and not path.is_symlink() and not is_hidden:
-            yield path.relative_to(run).as_posix(), path
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Let one process of this machine at a time change the record of a local copy."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / SYNC):
-        yield

@@ -16,7 +16,7 @@ STEPS = {
         *("pytorch_lightning", "albumentations", "torchvision", "jsonargparse")
     },
     "finetune.data.image_files": {"obstore"},
-    "finetune.runs.run_upload": {"obstore"},
+    "finetune.runs.sync": {"obstore"},
 }
 
 

@@ -1,6 +1,7 @@
 """Runs in object storage (`--out s3://…`) have the weights of local ones; a kill before any upload loses nothing."""
 
 import io
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -20,8 +21,8 @@ from finetune import Classifier
 from finetune.data import bucket
 from finetune.data.addresses import StorageError
 from finetune.runs.local_copies import address_of, local_copy
-from finetune.runs.run_download import fetch_checkpoint, fetch_run
-from finetune.runs.run_upload import RunUpload
+from finetune.runs.run_dir import RunDir
+from finetune.runs.sync import Sync, pull_checkpoint, pull_run
 
 slow = pytest.mark.slow
 UNTESTED = ("--test_after_fit", "false")
@@ -174,20 +175,20 @@ def test_a_fit_that_fails_leaves_nothing_in_s3(server, colours, cli, monkeypatch
     assert not server.objects and not local_copy("s3://photos/runs/fit").exists()
 
 
-def uploaded(content: str = "first") -> RunUpload:
+def uploaded(content: str = "first") -> Sync:
     """Return the upload of a small run, which has been sent."""
     run = local_copy(PLACE)
     (run / "checkpoints").mkdir(parents=True)
     (run / LAST).write_text(content)
     os.link(run / LAST, run / BEST)
-    upload = RunUpload(run)
+    upload = Sync(run)
     assert upload.claim()
     send(upload)
     return upload
 
 
-def send(upload: RunUpload) -> None:
-    upload.send()
+def send(upload: Sync) -> None:
+    upload.push()
     upload.wait()
 
 
@@ -198,15 +199,15 @@ def overwrite_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 @promise("one-writer", controls=[overwrite_what_is_there])
 def test_one_process_writes_a_run(server, move):
     first = uploaded()
-    assert not RunUpload(first.run).claim()
+    assert not Sync(first.run).claim()
     move()
     run = local_copy(PLACE)
-    fetch_run(run)
+    pull_run(run)
     assert (run / LAST).read_text() == (run / BEST).read_text() == "first"
     assert (run / LAST).stat().st_mtime_ns == (first.run / LAST).stat().st_mtime_ns
-    RunUpload(run).take_over()
+    Sync(run).take_over()
     (first.run / LAST).write_text("later")
-    first.send()
+    first.push()
     with pytest.raises(StorageError, match="another process has continued") as caught:
         first.wait()
     assert "--resume" not in str(caught.value)  # it would end the other process
@@ -219,7 +220,7 @@ def upload_the_oldest_first(monkeypatch):
     def by_time(files, key):
         return sorted(files, key=lambda file: file.status.st_mtime_ns)
 
-    monkeypatch.setattr("finetune.runs.run_upload.sorted", by_time, raising=False)
+    monkeypatch.setattr("finetune.runs.sync.sorted", by_time, raising=False)
 
 
 @promise("object-storage-runs", controls=[upload_the_oldest_first])
@@ -245,24 +246,47 @@ def test_last_ckpt_is_uploaded_last(server):
     assert order == ["photos?delete", "best.ckpt", "metrics.csv", "last.ckpt"]
 
 
+def test_the_results_of_an_earlier_best_ckpt_are_withdrawn_before_the_next_one_arrives(server):
+    upload = uploaded()
+    record = RunDir(upload.run)
+    accuracy = {"split": "test", "metric": "accuracy", "value": 1, "low": 0, "high": 1}
+    record.update(kind="fit", test={**accuracy, "num_images": 3})
+    send(upload)
+    assert b'"test"' in server.objects[f"{RUN}/run.json"]
+    (upload.run / BEST).unlink()
+    (upload.run / BEST).write_text("later")
+    record.update(test={**accuracy, "num_images": 4})
+    seen: list[bytes] = []
+
+    def look(method: str, path: str) -> str:
+        if method == "PUT" and path.endswith("best.ckpt"):
+            seen.append(server.objects[f"{RUN}/run.json"])
+        return ""
+
+    server.fault = look
+    send(upload)
+    assert len(seen) == 1 and b'"fit"' in seen[0] and b'"test"' not in seen[0]
+    assert json.loads(server.objects[f"{RUN}/run.json"])["test"]["num_images"] == 4
+
+
 def test_the_newer_one_of_a_run_and_its_local_copy_is_kept(server):
     upload = uploaded()
     (upload.run / LAST).write_text("later")
-    fetch_run(upload.run)
+    pull_run(upload.run)
     assert upload.has_changes() and (upload.run / LAST).read_text() == "later"
     (upload.run / BEST).unlink()
     send(upload)
     assert files_there(server) == {".lock", LAST} and not upload.has_changes()
     (upload.run / LAST).unlink()  # by hand
-    fetch_run(upload.run)
+    pull_run(upload.run)
     assert (upload.run / LAST).read_text() == "later"
     server.put(f"{RUN}/.lock", b"of another machine")
     server.put(f"{RUN}/{LAST}", b"newest")
-    fetch_run(upload.run)
+    pull_run(upload.run)
     assert (upload.run / LAST).read_text() == "newest"
     server.objects.clear()
     with pytest.raises(ValueError, match="was deleted"):
-        fetch_run(upload.run)
+        pull_run(upload.run)
 
 
 def test_names_of_objects_and_links_do_not_leave_the_folder_of_a_run(server, tmp_path, move):
@@ -278,7 +302,7 @@ def test_names_of_objects_and_links_do_not_leave_the_folder_of_a_run(server, tmp
         server.put(f"{RUN}/{name}", b"content")
     move()
     run = local_copy(PLACE)
-    fetch_run(run)
+    pull_run(run)
     names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
     assert names == {LAST, BEST, "notes.txt", ".uploaded.json", ".sync"}
     assert b"content" not in (run / ".uploaded.json").read_bytes()
@@ -295,11 +319,11 @@ def test_a_checkpoint_in_s3_is_downloaded_once(server):
     upload = uploaded()
     server.requests.clear()
     for _ in range(2):
-        path = fetch_checkpoint(PLACE)
+        path = pull_checkpoint(PLACE)
         assert path.name == "best.ckpt" and path.read_text() == "first"
         assert server.requests["GET"] == 1
     server.put(f"{RUN}/{BEST}", b"later")
-    assert fetch_checkpoint(f"{PLACE}/{BEST}").read_text() == "later"
+    assert pull_checkpoint(f"{PLACE}/{BEST}").read_text() == "later"
     assert not path.is_relative_to(upload.run)  # which a fit may write
 
 

@@ -162,6 +162,7 @@ def bucket(place: Place) -> ObjectServer:
     server.put("labels.csv", b"path,label\n")
     for name in (".lock", "config.yaml", "checkpoints/best.ckpt"):
         server.put(f"runs/fit/there/{name}", b"")
+    server.put("runs/fit/there/run.json", b'{"finetune": "0.1.0", "kind": "fit"}')
     return server
 
 
