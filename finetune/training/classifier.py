@@ -39,7 +39,7 @@ from finetune.training.calibration import (
 )
 from finetune.training.compile import Compile
 from finetune.training.dropout import Noise
-from finetune.training.fused_optimizers import fuse
+from finetune.training.fused_optimizers import fuse, lay_out_gradients
 from finetune.training.initial_weights import (
     InitialWeights,
     fit_head,
@@ -405,6 +405,9 @@ class Classifier(pl.LightningModule):
         return [optimizer], [
             scheduler_config(self.scheduler, optimizer, self.trainer, self.scheduler_interval)
         ]
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        lay_out_gradients(optimizer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # A checkpoint may be written within an epoch, so it has the sums of its metrics so far.

@@ -14,7 +14,6 @@ Vigna's splitmix64.c.
 """
 
 import functools
-import logging
 import math
 import sys
 from collections.abc import Sequence
@@ -26,8 +25,6 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from finetune.data.samplers import run_seed, step_seed
-
-log = logging.getLogger(__name__)
 
 # Shapes: B images of the per-rank batch, L layers, C channels.
 
@@ -196,15 +193,14 @@ def set_keys(layers: Sequence[_PerImage], seed: int, step: int, indices: Tensor)
 
 
 class Noise(pl.Callback):
-    """Makes dropout depend on the image, and on several devices warns of random numbers that depend on the device.
+    """Makes dropout depend on the image.
 
-    The latter come from dropout inside attention, functional dropout and other random modules, which use torch's
+    Dropout inside attention, functional dropout and other random modules depend on the device: they use torch's
     generator. It is seeded before each step, so that its state does not have to be saved.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._layers = make_per_image(pl_module)
-        self._is_checked = trainer.world_size == 1
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, _: int
@@ -216,18 +212,6 @@ class Noise(pl.Callback):
         if "index" in batch:
             set_keys(self._layers, run_seed(), step, batch["index"])
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
-    ) -> None:
-        if (
-            not self._is_checked
-            and _has_drawn(trainer.strategy.root_device)
-            and trainer.is_global_zero
-        ):
-            words = "%s draws random numbers that depend on the device: its results differ on another number of them"
-            log.warning(words, pl_module.backbone)
-        self._is_checked = True
-
 
 def _seed(device: torch.device, seed: int) -> None:
     """Seed torch's generators for the CPU and a device. `torch.manual_seed` is slower: it checks all devices."""
@@ -237,16 +221,3 @@ def _seed(device: torch.device, seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-
-
-def _has_drawn(device: torch.device) -> bool:
-    """Return whether torch's generators for the CPU or a device were used since they were seeded."""
-    used = [torch.default_generator]
-    if device.type == "cuda":
-        used.append(torch.cuda.default_generators[device.index or 0])
-    return any(
-        not torch.equal(
-            one.get_state(), torch.Generator(one.device).manual_seed(one.initial_seed()).get_state()
-        )
-        for one in used
-    )

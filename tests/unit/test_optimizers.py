@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from finetune.models.stages import freeze, head_name, stages
 from finetune.settings.schema import TrainerSettings
-from finetune.training.fused_optimizers import fuse
+from finetune.training.fused_optimizers import fuse, lay_out_gradients
 from finetune.training.lr_schedulers import WarmupCosine
 from finetune.training.param_groups import param_groups
 from finetune.training.run_length import settle_length, usual_epochs
@@ -208,27 +208,19 @@ def channels_last() -> nn.Module:
 
 
 def stepped(
-    optimizer: Optimizer, network: nn.Module, is_turned: bool = False, has_closure: bool = False
+    optimizer: Optimizer, network: nn.Module, is_turned: bool = False, is_laid_out: bool = False
 ) -> list[torch.Tensor]:
-    """Take five steps on gradients of a fixed seed.
-
-    `is_turned`: laid out unlike the weights from the third step on. `has_closure`: computed by one, as by Lightning.
-    """
+    """Take five steps on gradients of a fixed seed, `is_turned`: laid out unlike the weights from the third step on."""
     generator = torch.Generator().manual_seed(0)
-
-    def give_gradients(step: int) -> None:
+    for step in range(5):
         for p in network.parameters():
             grad = torch.randn(p.shape, dtype=p.dtype, generator=generator)
             p.grad = (
                 grad.contiguous() if is_turned and step > 1 else torch.empty_like(p).copy_(grad)
             )
-
-    for step in range(5):
-        if has_closure:
-            optimizer.step(closure=partial(give_gradients, step))
-        else:
-            give_gradients(step)
-            optimizer.step()
+        if is_laid_out:
+            lay_out_gradients(optimizer)
+        optimizer.step()
     return list(network.parameters())
 
 
@@ -239,12 +231,11 @@ def is_close(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("is_turned", [False, True])
-@pytest.mark.parametrize("has_closure", [False, True])
-def test_fused_optimizers_end_where_torch_s_plain_ones_do(name, is_turned, has_closure):
+def test_fused_optimizers_end_where_torch_s_plain_ones_do(name, is_turned):
     network, other, bare = (channels_last() for _ in range(3))
     optimizer = fuse(OPTIMIZERS[name](network.parameters()))
     assert all(group["fused"] for group in optimizer.param_groups)
-    ours = stepped(optimizer, network, is_turned, has_closure)
+    ours = stepped(optimizer, network, is_turned, is_laid_out=True)
     reference = OPTIMIZERS[name](other.parameters(), foreach=False)
     expected = stepped(reference, other, is_turned)
     assert is_close(ours, expected)
