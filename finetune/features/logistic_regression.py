@@ -134,20 +134,15 @@ def fit_probe(
         raise ValueError("the features hold values that are not finite")
     strengths = sorted(map(float, strengths), reverse=True)
     x = np.asarray(features, np.float64)
-    cross_entropy: _CrossEntropy | _BinaryCrossEntropy
-    if y.ndim == 1:
-        cross_entropy = _CrossEntropy(of_classes, label_smoothing)
-    else:
-        cross_entropy = _BinaryCrossEntropy(of_classes, label_smoothing)
-    if not cross_entropy.is_defined(y):
-        raise ValueError("all images have classes of weight 0")
     axes = _principal_axes(x)
-    images = _Images.scaled(_product(x, axes), y, image_weights)
-    table, best, out_of_fold = _cross_validate(images, groups, cross_entropy, strengths)
+    images = _Images.scaled(_product(x, axes), y, of_classes, label_smoothing, image_weights)
+    uses_all = np.ones((1, len(y)), bool)
+    if not images.have_loss(uses_all):
+        raise ValueError("all images have classes of weight 0")
+    table, best, out_of_fold = _cross_validate(images, groups, strengths)
     strength = strengths[best]
     tolerance = min(_TOLERANCE, _MAX_DISTANCE * strength)
-    uses_all = np.ones((1, len(y)), bool)
-    weights, biases = next(_path(images, cross_entropy, uses_all, [strength], tolerance))
+    weights, biases = next(_path(images, uses_all, [strength], tolerance))
     loss, score = table[best][1:] if table else (None, None)
     return Probe(
         weight=_product(weights[0], axes.T),
@@ -192,11 +187,9 @@ def fit_head(
         num_classes: K.
         strength: Strength of the penalty.
     """
-    kind = _CrossEntropy if labels.ndim == 1 else _BinaryCrossEntropy
-    images = _Images.scaled(features, np.asarray(labels))
-    cross_entropy = kind(np.ones(num_classes), label_smoothing=0.0)
+    images = _Images.scaled(features, np.asarray(labels), np.ones(num_classes), 0.0)
     is_used = np.ones((1, len(labels)), bool)
-    weights, biases = next(_path(images, cross_entropy, is_used, [strength], _TOLERANCE_OF_FOLDS))
+    weights, biases = next(_path(images, is_used, [strength], _TOLERANCE_OF_FOLDS))
     return weights[0], biases[0]
 
 
@@ -226,13 +219,17 @@ def first_of_groups(
 
 @dataclass(frozen=True)
 class _Images:
-    """Images with their labels.
+    """Images with their labels and weights.
 
     Attributes:
         x: Their scaled features and a constant, (N, D + 1): the bias is the weight of the constant.
         single: The same in float32, for the steps of a fit.
         y: Their labels, (N,) or (N, K).
         weights: Their weights, (N,), all above 0.
+        targets: The weighted targets of an image for all classes, (N, K).
+        importance: What probabilities are multiplied by in the loss: the sum of an image's targets, (N, 1); of several
+            labels the weight of each pair of image and label, (N, K).
+        shares: The weight of each image's class in the mean over images, (N,).
         centre: The centre of the unscaled features, (D,).
         scale: The number that the features were divided by.
     """
@@ -241,243 +238,158 @@ class _Images:
     single: Tensor
     y: NDArray[Any]
     weights: Array
+    targets: Array
+    importance: Array
+    shares: Array
     centre: Array
     scale: float
 
     @classmethod
-    def scaled(cls, features: Array, y: NDArray[Any], weights: Array | None = None) -> "_Images":
-        """Return images with features (N, D) and weights (N,); None for 1 each."""
+    def scaled(
+        cls,
+        features: Array,
+        y: NDArray[Any],
+        class_weights: Array,
+        label_smoothing: float,
+        weights: Array | None = None,
+    ) -> "_Images":
+        """Return images with features (N, D) and weights (N,), None for 1 each.
+
+        Targets are those of `torch.nn.CrossEntropyLoss`, where smoothing uses the weight of each class, and of
+        `torch.nn.BCEWithLogitsLoss`, where the class weights are those of the positives.
+        """
         weights = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
         centre = np.average(features, axis=0, weights=weights)
         centred = features - centre
         scale = math.sqrt(np.average((centred**2).sum(axis=1), weights=weights)) or 1.0
         x = torch.ones(len(y), len(centre) + 1, dtype=torch.float64)
         x[:, :-1] = torch.from_numpy(centred).div_(scale)
-        return cls(x, x.float(), y, weights, centre, scale)
+        if y.ndim == 1:
+            shares = class_weights[y]
+            targets = np.zeros((len(y), len(class_weights)))
+            targets[np.arange(len(y)), y] = (1 - label_smoothing) * shares
+            targets += label_smoothing / len(class_weights) * class_weights
+            importance = targets.sum(axis=1, keepdims=True)
+        else:
+            shares = np.ones(len(y))
+            wanted = np.asarray(y, np.float64) * (1 - label_smoothing) + label_smoothing / 2
+            targets = class_weights * wanted
+            importance = targets + 1 - wanted
+        return cls(x, x.float(), y, weights, targets, importance, shares, centre, scale)
 
+    @property
+    def is_single(self) -> bool:
+        """Whether each image has one class."""
+        return self.y.ndim == 1
 
-@dataclass(frozen=True)
-class _CrossEntropy:
-    """The settings of `torch.nn.CrossEntropyLoss`: class weights (K,) and label smoothing."""
+    def have_loss(self, is_used: NDArray[np.bool_]) -> bool:
+        """Return whether the images of each fit, (F, N), have a loss: some have a class of a weight above 0."""
+        return bool(((self.shares > 0) & is_used).any(axis=1).all())
 
-    class_weights: Array
-    label_smoothing: float
+    def solvable(self, is_used: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which classes take part in a fit of some of the images, (N,).
 
-    def targets(self, y: NDArray[np.integer]) -> Array:
-        """Return the weighted target probabilities, (N, K), whose sum with -log p is the loss of an image.
-
-        Source: the formula in torch's documentation, where smoothing uses the weight of each class.
+        Those with a target above 0, or the labels that some images have and others have not, (K,).
         """
-        num_classes = len(self.class_weights)
-        targets = np.zeros((len(y), num_classes))
-        targets[np.arange(len(y)), y] = (1 - self.label_smoothing) * self.class_weights[y]
-        targets += self.label_smoothing / num_classes * self.class_weights
-        return targets
+        targets = self.targets[is_used]
+        return (targets != (0.0 if self.is_single else targets[:1])).any(axis=0)
 
-    def problem(self, images: _Images, is_used: NDArray[np.bool_]) -> "_Softmax":
-        """Return the objectives of fits that each use some of the images, (F, N)."""
-        weights = images.weights * is_used
-        total = (weights * self.class_weights[images.y]).sum(axis=1, keepdims=True)
-        rows = len(images.y) * weights / total
-        targets = torch.from_numpy(self.targets(images.y))
-        return _Softmax(targets[:, None], torch.from_numpy(rows.T[:, :, None]))
-
-    def solvable(self, y: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Return which classes take part in a fit of images with labels (N,): those with a target above 0, (K,)."""
-        return (self.targets(y) != 0).any(axis=0)
-
-    def loss(self, logits: Array, images: _Images) -> float:
-        """Return the mean loss of logits (N, K)."""
-        problem = self.problem(images, np.ones((1, len(images.y)), bool))
-        return float(problem.loss(torch.from_numpy(logits[:, None])))
-
-    def is_defined(self, y: NDArray[np.integer]) -> bool:
-        """Return whether images with labels (N,) have a loss: the weights of their classes are not all 0."""
-        return bool((self.class_weights[y] > 0).any())
-
-    def score(self, logits: Array, y: NDArray[np.integer]) -> float:
-        """Return the accuracy of logits (N, K)."""
-        return float((logits.argmax(axis=1) == y).mean())
-
-    def strata(self, y: NDArray[np.integer]) -> NDArray[np.integer]:
-        """Return the stratum of each image for the folds, (N,)."""
-        return y
-
-
-@dataclass(frozen=True)
-class _BinaryCrossEntropy:
-    """The settings of `torch.nn.BCEWithLogitsLoss`: weights of the positives (K,), and label smoothing."""
-
-    class_weights: Array
-    label_smoothing: float
-
-    def problem(self, images: _Images, is_used: NDArray[np.bool_]) -> "_Sigmoids":
-        """Return the objectives of fits that each use some of the images, (F, N)."""
-        weights = images.weights * is_used
-        rows = len(images.y) * weights / weights.sum(axis=1, keepdims=True)
-        wanted = self._wanted(images.y)
-        positives = self.class_weights * wanted
-        importance = positives + 1 - wanted
-        return _Sigmoids(
-            torch.from_numpy(positives[:, None]),
-            torch.from_numpy(importance[:, None]),
+    def loss(self, is_used: NDArray[np.bool_]) -> "_Loss":
+        """Return the losses of fits that each use some of the images, (F, N)."""
+        weights = self.weights * is_used
+        rows = len(self.y) * weights / (weights * self.shares).sum(axis=1, keepdims=True)
+        return _Loss(
+            torch.from_numpy(self.targets[:, None]),
+            torch.from_numpy(self.importance[:, None]),
             torch.from_numpy(rows.T[:, :, None]),
+            self.is_single,
         )
 
-    def solvable(self, y: NDArray[np.number]) -> NDArray[np.bool_]:
-        """Return which labels take part in a fit: those that some images have and others have not, (K,)."""
-        positives = self.class_weights * self._wanted(y)
-        return (positives != positives[:1]).any(axis=0)
-
-    def _wanted(self, y: NDArray[np.number]) -> Array:
-        return np.asarray(y, np.float64) * (1 - self.label_smoothing) + self.label_smoothing / 2
-
-    def loss(self, logits: Array, images: _Images) -> float:
-        """Return the loss of logits (N, K), its mean over images and labels."""
-        problem = self.problem(images, np.ones((1, len(images.y)), bool))
-        return float(problem.loss(torch.from_numpy(logits[:, None]))) / logits.shape[1]
-
-    def is_defined(self, y: NDArray[np.number]) -> bool:
-        """Return whether images with labels (N, K) have a loss: there are images."""
-        return len(y) > 0
-
-    def score(self, logits: Array, y: NDArray[np.number]) -> float:
-        """Return the mean average precision of logits (N, K), over the labels that images have; NaN if none has any."""
-        return mean_average_precision(average_precision(logits, y))
-
-    def strata(self, y: NDArray[np.number]) -> NDArray[np.integer]:
-        """Return the stratum of each image for the folds, (N,)."""
-        return MultiHot(y.astype(np.uint8)).strata()
-
 
 @dataclass(frozen=True)
-class _Softmax:
-    """Cross entropy as a function of the logits of F fits, (N, F, K').
+class _Loss:
+    """Cross entropy, or binary cross entropy summed over labels, as a function of the logits of F fits, (N, F, K').
 
     Attributes:
-        targets: The weighted target probabilities of `_CrossEntropy`, (N, 1, K').
+        targets: The weighted targets, (N, 1, K').
+        importance: What probabilities are multiplied by, (N, 1, 1) or (N, 1, K').
         rows: The weight of each image in each fit, (N, F, 1); 0 if the fit does not use it.
+        is_single: Whether each image has one class.
     """
 
     targets: Tensor
+    importance: Tensor
     rows: Tensor
+    is_single: bool
 
-    def of_classes(self, classes: Tensor) -> "_Softmax":
+    def of_classes(self, classes: Tensor) -> "_Loss":
         """Return the same for some of the classes."""
-        return _Softmax(self.targets[:, :, classes], self.rows)
+        importance = self.importance if self.is_single else self.importance[:, :, classes]
+        return _Loss(self.targets[:, :, classes], importance, self.rows, self.is_single)
 
     def biases(self, fitted: Tensor, classes: Tensor) -> Tensor:
-        """Return the bias of each class at the centre, (F, K), from those of the classes of the fit, (F, K')."""
-        # Adding a constant to all biases changes no probability. Make their mean 0.
-        centred = fitted - fitted.mean(dim=1, keepdim=True)
-        # log odds at the centre: 1 in N
-        num = (self.rows > 0).sum(dim=0)
-        odds = centred.logsumexp(dim=1, keepdim=True) - num.double().log()
-        biases = odds.repeat(1, self.targets.shape[2])
-        biases[:, classes] = centred
+        """Return the bias of each class at the centre, (F, K), from those of the classes of the fit, (F, K').
+
+        Other classes have odds of 1 in N there; a label that all images have, of N to 1.
+        """
+        num = (self.rows > 0).sum(dim=0).double()  # (F, 1)
+        if self.is_single:
+            # Adding a constant to all biases changes no probability. Make their mean 0.
+            fitted = fitted - fitted.mean(dim=1, keepdim=True)
+            odds = fitted.logsumexp(dim=1, keepdim=True) - num.log()
+            biases = odds.repeat(1, self.targets.shape[2])
+        else:
+            total = (self.rows * self.importance).mean(dim=0)
+            share = (self.rows * self.targets).mean(dim=0) / total
+            biases = share.clamp(1 / (num + 1), num / (num + 1)).logit()
+        biases[:, classes] = fitted
         return biases
 
-    def loss(self, logits: Tensor) -> Tensor:
+    def value(self, logits: Tensor) -> Tensor:
         """Return the mean over images of the loss of each fit, (F,)."""
-        # the sum of -target * log softmax(logits)
-        losses = self.targets.sum(dim=2) * logits.logsumexp(dim=2)
+        if self.is_single:
+            losses = self.importance[:, :, 0] * logits.logsumexp(dim=2)
+        else:
+            softplus = torch.logaddexp(logits, torch.zeros_like(logits))
+            losses = (self.importance * softplus).sum(dim=2)
         losses -= (self.targets * logits).sum(dim=2)
         return (self.rows[:, :, 0] * losses).mean(dim=0)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        return logits.softmax(dim=2)
+        return logits.softmax(dim=2) if self.is_single else logits.sigmoid()
 
     def residual(self, p: Tensor) -> Tensor:
         """Return the derivative of each image's loss by its logits, (N, F, K'), at probabilities p (N, F, K')."""
-        return self.rows * (self.targets.sum(dim=2, keepdim=True) * p - self.targets)
+        return self.rows * (self.importance * p - self.targets)
 
     def curvature(self, p: Tensor, change: Tensor) -> Tensor:
         """Return the second derivative of each image's loss, times a change of its logits (N, F, K')."""
         u = p * change
-        u -= p * u.sum(dim=2, keepdim=True)
-        u *= self.rows * self.targets.sum(dim=2, keepdim=True)
+        u -= p * (u.sum(dim=2, keepdim=True) if self.is_single else u)
+        u *= self.rows * self.importance
         return u
 
     def diagonal(self, p: Tensor) -> Tensor:
         """Return the diagonal of the second derivative of each image's loss, (N, F, K')."""
-        return self.rows * self.targets.sum(dim=2, keepdim=True) * p * (1 - p)
-
-
-@dataclass(frozen=True)
-class _Sigmoids:
-    """Binary cross entropy of each label as a function of the logits of F fits, (N, F, K'), summed over labels.
-
-    Attributes:
-        positives: The weighted target of each label, (N, 1, K').
-        importance: The weight of each pair of image and label, (N, 1, K').
-        rows: The weight of each image in each fit, (N, F, 1); 0 if the fit does not use it.
-    """
-
-    positives: Tensor
-    importance: Tensor
-    rows: Tensor
-
-    def of_classes(self, classes: Tensor) -> "_Sigmoids":
-        """Return the same for some of the labels."""
-        return _Sigmoids(self.positives[:, :, classes], self.importance[:, :, classes], self.rows)
-
-    def biases(self, fitted: Tensor, classes: Tensor) -> Tensor:
-        """Return the bias of each label at the centre, (F, K), from those of the labels of the fit, (F, K')."""
-        num = (self.rows > 0).sum(dim=0).double()  # (F, 1)
-        share = (self.rows * self.positives).mean(dim=0) / (self.rows * self.importance).mean(dim=0)
-        share = share.clamp(1 / (num + 1), num / (num + 1))  # of a label that no image has: 1 in N
-        biases = share.logit()
-        biases[:, classes] = fitted
-        return biases
-
-    def loss(self, logits: Tensor) -> Tensor:
-        """Return the mean over images of the sum over labels of each fit, (F,)."""
-        losses = self.importance * torch.logaddexp(logits, torch.zeros_like(logits))
-        losses -= self.positives * logits
-        return (self.rows[:, :, 0] * losses.sum(dim=2)).mean(dim=0)
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid()
-
-    def residual(self, p: Tensor) -> Tensor:
-        """Return the derivative of each image's loss by its logits, (N, F, K'), at probabilities p (N, F, K')."""
-        return self.rows * (self.importance * p - self.positives)
-
-    def curvature(self, p: Tensor, change: Tensor) -> Tensor:
-        """Return the second derivative of each image's loss, times a change of its logits (N, F, K')."""
-        return self.diagonal(p) * change
-
-    def diagonal(self, p: Tensor) -> Tensor:
-        """Return the second derivative of each image's loss by each logit, (N, F, K')."""
         return self.rows * self.importance * p * (1 - p)
 
 
-_Problem = _Softmax | _Sigmoids
-
-
 def _cross_validate(
-    images: _Images,
-    groups: NDArray[np.integer],
-    cross_entropy: _CrossEntropy | _BinaryCrossEntropy,
-    strengths: Sequence[float],
+    images: _Images, groups: NDArray[np.integer], strengths: Sequence[float]
 ) -> tuple[list[tuple[float, float, float]], int, Array]:
     """Return the table of strengths, the index of the best, and its out-of-fold logits, as in `Probe`."""
     y = images.y
-    folds = deal_folds(cross_entropy.strata(y), groups)
+    folds = deal_folds(y if images.is_single else MultiHot(y.astype(np.uint8)).strata(), groups)
     held_out = np.stack([folds == fold for fold in np.unique(folds)])  # (F, N)
-    best_logits = np.zeros((len(y), len(cross_entropy.class_weights)))
+    best_logits = np.zeros(images.targets.shape)
     # If each class has a single group, no held-out image has a class of the fit, and the strongest penalty would win.
     # A fold that is held out may be all images that have a weight.
-    if _has_single_groups(y, groups) or not all(
-        cross_entropy.is_defined(y[~rows]) for rows in held_out
-    ):
+    if _has_single_groups(y, groups) or not images.have_loss(~held_out):
         return [], len(strengths) // 2, best_logits
     best = 0
-    batches = _batches(images, cross_entropy, ~held_out)
-    paths = [
-        _path(images, cross_entropy, ~held_out[batch], strengths, _TOLERANCE_OF_FOLDS)
-        for batch in batches
-    ]
+    batches = _batches(images, ~held_out)
+    paths = [_path(images, ~held_out[batch], strengths, _TOLERANCE_OF_FOLDS) for batch in batches]
+    loss_of_all = images.loss(np.ones((1, len(y)), bool))
     x = images.x[:, :-1].numpy()
     table: list[tuple[float, float, float]] = []
     for i, fits in enumerate(zip(*paths, strict=True)):
@@ -487,8 +399,13 @@ def _cross_validate(
                 rows = held_out[fold]
                 at_centre = weight @ images.centre + bias
                 logits[rows] = _product(x[rows], images.scale * weight.T) + at_centre
-        loss = cross_entropy.loss(logits, images)
-        table.append((strengths[i], loss, cross_entropy.score(logits, y)))
+        loss = float(loss_of_all.value(torch.from_numpy(logits[:, None])))
+        if images.is_single:
+            score = float((logits.argmax(axis=1) == y).mean())
+        else:
+            loss /= images.targets.shape[1]
+            score = mean_average_precision(average_precision(logits, y))
+        table.append((strengths[i], loss, score))
         if i == 0 or loss < table[best][1] - 1e-9:  # on ties up to rounding the strongest
             best = i
             best_logits = logits
@@ -502,15 +419,13 @@ def _has_single_groups(y: NDArray[Any], groups: NDArray[np.integer]) -> bool:
     return y.ndim == 1 and all(len(np.unique(groups[y == k])) == 1 for k in np.unique(y))
 
 
-def _batches(
-    images: _Images, cross_entropy: _CrossEntropy | _BinaryCrossEntropy, is_used: NDArray[np.bool_]
-) -> list[list[int]]:
+def _batches(images: _Images, is_used: NDArray[np.bool_]) -> list[list[int]]:
     """Return the indices of fits that are solved together: they have the same classes, and fit into memory."""
-    num_elements = max(images.x.shape) * len(cross_entropy.class_weights)
+    num_elements = max(images.x.shape) * images.targets.shape[1]
     most = max(1, _MAX_ELEMENTS // num_elements)
     batches: dict[bytes, list[list[int]]] = {}
     for fit, rows in enumerate(is_used):
-        same = batches.setdefault(cross_entropy.solvable(images.y[rows]).tobytes(), [[]])
+        same = batches.setdefault(images.solvable(rows).tobytes(), [[]])
         if len(same[-1]) == most:
             same.append([])
         same[-1].append(fit)
@@ -519,7 +434,6 @@ def _batches(
 
 def _path(
     images: _Images,
-    cross_entropy: _CrossEntropy | _BinaryCrossEntropy,
     is_used: NDArray[np.bool_],
     strengths: Sequence[float],
     tolerance: float,
@@ -528,7 +442,6 @@ def _path(
 
     Args:
         images: The images.
-        cross_entropy: The loss.
         is_used: Which of the images each of the fits uses, (F, N). All fits have the same classes.
         strengths: Strengths, strongest first.
         tolerance: Norm of the gradient at which a fit has converged.
@@ -543,16 +456,16 @@ def _path(
         x.sub_(centre).square_()
         spreads.append(float(weights @ x.sum(dim=1)) or 1.0)  # 1 if all images are equal
     centre = torch.stack(centres)[:, None]  # (F, 1, D)
-    problem = cross_entropy.problem(images, is_used)
-    classes = torch.from_numpy(np.flatnonzero(cross_entropy.solvable(images.y[is_used[0]])))
-    solved = problem.of_classes(classes)
+    loss = images.loss(is_used)
+    classes = torch.from_numpy(np.flatnonzero(images.solvable(is_used[0])))
+    solved = loss.of_classes(classes)
     fitted = torch.zeros(len(is_used), len(classes), images.x.shape[1], dtype=torch.float64)
     for strength in strengths:
         if len(classes):
             penalty = strength * torch.tensor(spreads, dtype=torch.float64)
             fitted = _solve(images, solved, penalty, fitted, tolerance)
         at_centre = fitted[:, :, -1] + (fitted[:, :, :-1] * centre).sum(dim=2)
-        biases = problem.biases(at_centre, classes)
+        biases = loss.biases(at_centre, classes)
         weights = torch.zeros(*biases.shape, images.x.shape[1] - 1, dtype=torch.float64)
         weights[:, classes] = fitted[:, :, :-1]
         biases -= (weights * centre).sum(dim=2)
@@ -560,9 +473,7 @@ def _path(
         yield weights.numpy(), (biases - weights @ torch.from_numpy(images.centre)).numpy()
 
 
-def _solve(
-    images: _Images, problem: _Problem, strengths: Tensor, w: Tensor, tolerance: float
-) -> Tensor:
+def _solve(images: _Images, loss: _Loss, strengths: Tensor, w: Tensor, tolerance: float) -> Tensor:
     """Minimise the losses of F fits over w (F, K', D + 1) by Newton's method, from an initial w.
 
     The features are read once for all fits, and most often in float32: the steps need no more digits, since the
@@ -575,15 +486,15 @@ def _solve(
     penalty[:, :, -1] = 0.0  # the bias is not penalised
 
     def losses(logits: Tensor, w: Tensor) -> Tensor:
-        return problem.loss(logits) + (penalty * w.square()).sum(dim=(1, 2)) / 2
+        return loss.value(logits) + (penalty * w.square()).sum(dim=(1, 2)) / 2
 
     logits = _logits(images.x, w)
     values = losses(logits, w)
     best = w
     norms = torch.full_like(values, math.inf)  # of the best
     for _ in range(_MAX_STEPS):
-        p = problem.probabilities(logits)
-        gradient = _sums(problem.residual(p), images.x) + penalty * w
+        p = loss.probabilities(logits)
+        gradient = _sums(loss.residual(p), images.x) + penalty * w
         is_better = gradient.flatten(1).norm(dim=1) < norms
         best = torch.where(is_better[:, None, None], w, best)
         norms = torch.where(is_better, gradient.flatten(1).norm(dim=1), norms)
@@ -592,7 +503,7 @@ def _solve(
         if is_done.all():
             return best
         gradient[is_done] = 0.0  # their steps are 0
-        hessian = _Hessian(images, problem, p, penalty)
+        hessian = _Hessian(images, loss, p, penalty)
         step = _newton_step(hessian, gradient, tolerance)
         change = _logits(images.x, step)
         slope = (gradient * step).sum(dim=(1, 2))
@@ -619,25 +530,25 @@ class _Hessian:
 
     Attributes:
         images: The images.
-        problem: The losses.
+        loss: The losses.
         p: Probabilities, (N, F, K').
         penalty: Strength of the penalty of each weight, (F, 1, D + 1).
     """
 
     images: _Images
-    problem: _Problem
+    loss: _Loss
     p: Tensor
     penalty: Tensor
 
     def times(self, v: Tensor) -> Tensor:
         """Return the product with a change of the weights (F, K', D + 1)."""
         change = _logits(self.images.single, v.float()).double()
-        u = self.problem.curvature(self.p, change)
+        u = self.loss.curvature(self.p, change)
         return _sums(u.float(), self.images.single).double() + self.penalty * v
 
     def diagonal(self) -> Tensor:
         """Return the diagonal, (F, K', D + 1), above 0."""
-        u = self.problem.diagonal(self.p)
+        u = self.loss.diagonal(self.p)
         diagonal = _sums(u.float(), self.images.single.square()).double() + self.penalty
         return diagonal.clamp(min=1e-30)  # if no image has a curvature
 
