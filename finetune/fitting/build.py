@@ -44,7 +44,7 @@ from finetune.settings.schema import (
 from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import WrongUsage, as_wrong_usage, did_you_mean
 from finetune.training.classifier import Classifier
-from finetune.training.precision import check_precision, prepare_arithmetic
+from finetune.training.precision import prepare_arithmetic
 from finetune.training.progress_bar import ImageProgressBar
 
 # Arguments of Lightning's Trainer that are no options.
@@ -205,7 +205,6 @@ def build_trainer(
     Raises:
         WrongUsage: A setting is not supported on this machine.
     """
-    check_precision(settings.precision)
     folder = RunFolder(run, config)
     loggers = [MetricsCSV(run), *(RunLogger(name, run) for name in settings.logger or ())]
     all_callbacks = [

@@ -16,9 +16,9 @@ from finetune.settings.schema import (
     Folder,
     Pixels,
     Positive,
+    Precision,
     PredictSettings,
     Seed,
-    ServedPrecision,
     TestSettings,
     ValidateSettings,
 )
@@ -182,7 +182,7 @@ class ServeSettings(Section, frozen=True):
     token: Annotated[str | None, About(value="WORD")] = None
     device: Annotated[str, About(value="NAME")] = "auto"
     precision: Annotated[
-        ServedPrecision | None,
+        Precision | None,
         About(value="KIND"),
     ] = None
     max_batch: Count = 32

@@ -43,8 +43,7 @@ LabelKind = Literal["single", "several"]
 HeadInit = Literal["auto", "xavier", "source", "probe"]
 ResizeMode = Literal["shorter_side", "squash", "whole", "pad"]
 Interpolation = Literal["bilinear", "bicubic"]
-ServedPrecision = Literal["32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed"]
-Precision = Literal[ServedPrecision, "transformer-engine", "transformer-engine-float16"]
+Precision = Literal["32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed"]
 
 
 def colour_jitter() -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 import pytorch_lightning as pl
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.machine import num_cores
-from finetune.system.messages import WrongUsage
 
 log = logging.getLogger(__name__)
 
@@ -50,19 +48,6 @@ def automatic_precision(
     may_be_cpu = accelerator in ("auto", "cpu") or isinstance(accelerator, CPUAccelerator)
     is_faster = may_be_cpu and _cpu_has_bf16() and not _has_depthwise(network)
     return "bf16-mixed" if is_faster else "32-true"
-
-
-def check_precision(precision: Any) -> None:
-    """Check that the package for a precision is installed. A checkpoint may have a precision that needs one.
-
-    Raises:
-        WrongUsage: The package is not installed.
-    """
-    if str(precision).startswith("transformer-engine") and find_spec("transformer_engine") is None:
-        raise WrongUsage(
-            f"precision {precision} needs NVIDIA's package transformer_engine, which is not installed: "
-            "pass --precision 32-true"
-        )
 
 
 def allow_tf32() -> None:

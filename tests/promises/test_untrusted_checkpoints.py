@@ -288,7 +288,7 @@ INVALID: dict[str, tuple[str, dict[str, Any], str]] = {
     "key": ("finetune", {"x\x1b[2J": 1}, "finetune.x\\x1b"),
     "data class": ("finetune", {"data_class": "mine\x1b[2J.Data"}, "import mine\\x1b"),
     "network": (MODEL, {"backbone": "x\x1b[2J"}, "x\\x1b"),
-    "precision": ("finetune", {"precision": "transformer-engine"}, "--precision 32-true"),
+    "precision": ("finetune", {"precision": "transformer-engine"}, "precision is"),
 }
 
 
