@@ -191,7 +191,7 @@ def check_validates_after_steps(trainer: Trainer, data: ImageDataModule) -> None
 def check_has_positives(trainer: Trainer, data: ImageDataModule) -> None:
     """Make sure that the validation images have both classes, which choosing a threshold needs.
 
-    If images have several labels, one with a label and one without are enough: see `training.calibration`.
+    If images have several labels, one with a label and one without are enough: see `training.calibration_fit`.
     """
     check_validated(trainer, data, "--threshold is chosen on validation images")
     targets = data.splits["val"].targets

@@ -23,7 +23,8 @@ from finetune.runs.statistics import percent
 from finetune.settings.fields import ClassSettings
 from finetune.settings.layers import Layer, Layers
 from finetune.system.files import replacing
-from finetune.training.calibration import Calibration, read_calibration, with_thresholds
+from finetune.training.calibration import Calibration, read_calibration
+from finetune.training.calibration_fit import with_thresholds
 from finetune.training.measure import calibration_error, measure_classes, measure_labels
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,8 @@ from finetune.runs.predictions import AnswersWriter
 from finetune.runs.record import RunRecord
 from finetune.settings.layers import replaced
 from finetune.settings.schema import TrainerSettings
-from finetune.training.calibration import Calibration, fit_calibration
+from finetune.training.calibration import Calibration
+from finetune.training.calibration_fit import fit_calibration
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.outputs import Outputs, collect

@@ -18,8 +18,9 @@ from finetune.models.size_check import check_first_pass
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.settings.schema import LabelKind
 from finetune.system.messages import WrongUsage
-from finetune.training.calibration import check_finite_rows, read_calibration
+from finetune.training.calibration import read_calibration
 from finetune.training.checkpoint_settings import model_settings
+from finetune.training.finite import check_finite_rows
 from finetune.training.precision import automatic_precision
 
 _TRUE = {

@@ -30,7 +30,7 @@ from finetune.serving.service_metrics import ServiceMetrics
 from finetune.serving.uploads import Capacity, Limits, Upload, read_uploads
 from finetune.system.html_page import thumbnail
 from finetune.system.machine import num_cores
-from finetune.training.calibration import NotFinite
+from finetune.training.finite import NotFinite
 
 log = logging.getLogger(__name__)
 AnyPrediction = Prediction | LabelsPrediction

@@ -22,7 +22,7 @@ Calibration, fitted on the validation split:
 
 - `calibration`: probabilities and decisions from logits: a temperature, or a scale and a bias of each label.
 - `threshold`: the decision threshold for two classes, and those of several labels.
-- `stored_values`: checks of the values of a calibration in a checkpoint.
+- `calibration_fit`: fits it to the logits and labels of the validation images. `finite` checks probabilities.
 
 Length of a run:
 

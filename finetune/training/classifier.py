@@ -31,14 +31,11 @@ from finetune.settings.fields import check_section, own_arguments
 from finetune.settings.schema import HeadInit, LabelKind, ModelSettings
 from finetune.system.messages import as_wrong_usage
 from finetune.training import param_groups
-from finetune.training.calibration import (
-    Calibration,
-    check_evaluated,
-    fit_calibration,
-    read_calibration,
-)
+from finetune.training.calibration import Calibration, read_calibration
+from finetune.training.calibration_fit import fit_calibration
 from finetune.training.compile import Compile
 from finetune.training.dropout import Noise
+from finetune.training.finite import check_evaluated
 from finetune.training.fused_optimizers import fuse, lay_out_gradients
 from finetune.training.initial_weights import (
     InitialWeights,

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from finetune.runs.interpolation_record import InterpolatedWeights, Interpolation
-from finetune.training.calibration import Calibration, fit_calibration
+from finetune.training.calibration import Calibration
+from finetune.training.calibration_fit import fit_calibration
 from finetune.training.loss import losses_of
 from finetune.training.outputs import collect
 from finetune.training.threshold import Aim

@@ -19,7 +19,7 @@ from finetune.data.decode import decode
 from finetune.inference.predictor import Predictor
 from finetune.models.backbones import build
 from finetune.runs import run_lock
-from finetune.training.calibration import fit_calibration
+from finetune.training.calibration_fit import fit_calibration
 
 pytestmark = pytest.mark.slow
 

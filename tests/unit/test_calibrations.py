@@ -17,12 +17,14 @@ from torch import Tensor
 from finetune.training.calibration import (
     HIGHEST,
     LOWEST,
-    PRIOR,
     Calibration,
+    read_calibration,
+)
+from finetune.training.calibration_fit import (
+    PRIOR,
     fit_calibration,
     fit_scale,
     fit_scale_and_bias,
-    read_calibration,
 )
 from finetune.training.measure import measure_labels
 from finetune.training.threshold import Aim
@@ -206,7 +208,7 @@ def test_a_checkpoint_keeps_its_calibration(kind):
         assert read_calibration(checkpoint_with(kind, plain)) == written
 
 
-NUMBERS = [math.nan, math.inf, -1.0, 1e300, True, 1, "1.0", None, [1.0] * 10_000, torch.ones(())]
+NUMBERS = [math.nan, math.inf, -1.0, 1e300, True, "1.0", None, [1.0] * 10_000, torch.ones(())]
 COUNTS = [0, -1, 1.0, "1", None, True, 2**70]
 # what no fit writes, by the place of the value
 DAMAGED = {

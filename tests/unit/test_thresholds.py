@@ -10,7 +10,8 @@ from sklearn.metrics import f1_score, precision_score, recall_score
 from torch import Tensor
 
 from finetune.system.messages import WrongUsage
-from finetune.training.calibration import LEAST_TO_CHOOSE, Calibration, fit_calibration
+from finetune.training.calibration import LEAST_TO_CHOOSE, Calibration
+from finetune.training.calibration_fit import fit_calibration
 from finetune.training.threshold import Aim, Choice, choose, parse_aim, parse_label_aim
 
 
