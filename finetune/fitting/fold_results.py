@@ -16,10 +16,10 @@ from finetune.fitting.plan import Plan
 from finetune.inference.joined_checkpoint import calibrated_network, join_checkpoints
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from finetune.runs.headline import INTERVAL, headline_of, mean_precision_interval
+from finetune.runs.intervals import percent
 from finetune.runs.predictions_table import Predictions
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.result_file import write_result
-from finetune.runs.statistics import percent
 from finetune.settings.fields import ClassSettings
 from finetune.settings.layers import Layer, Layers
 from finetune.system.files import replacing

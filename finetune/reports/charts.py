@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import escape
 
-from finetune.runs.statistics import wilson
+from finetune.runs.intervals import wilson
 
 _COLORS = ("accent", "warning", "good", *(f"series-{i}" for i in range(4, 11)))
 _DASHES = ("", "6.7 2.9", "1.8 3", "11.5 2.9 1.8 2.9")

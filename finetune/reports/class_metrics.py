@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from finetune.runs.statistics import wilson
+from finetune.runs.intervals import wilson
 
 # Shapes: K classes or labels.
 

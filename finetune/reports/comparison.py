@@ -10,11 +10,11 @@ import numpy as np
 from finetune.inference.image_viewer import ImageViewer
 from finetune.reports.charts import curves, line_sample
 from finetune.reports.test_images import ReportImage, report_images
+from finetune.runs.intervals import mcnemar
 from finetune.runs.local_copies import shown_place
 from finetune.runs.predictions_table import Predictions
 from finetune.runs.record import RunRecord
 from finetune.runs.results import METRICS
-from finetune.runs.statistics import mcnemar
 from finetune.runs.tested_images import data_folder, tested_names
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render

@@ -14,8 +14,8 @@ from finetune.reports.model_card import model_card, weights_and_licence
 from finetune.reports.test_images import Highlights, ReportImage, highlights, report_images
 from finetune.runs.clock import PHASES
 from finetune.runs.headline import INTERVAL, headline_of
+from finetune.runs.intervals import interval, percent
 from finetune.runs.record import RunRecord
-from finetune.runs.statistics import interval, percent
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
 

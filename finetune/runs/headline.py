@@ -3,11 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import numpy as np
 from msgspec import Meta, Struct, to_builtins
 
-from finetune.runs.best_epoch import describe, num_trials_of_labels
-from finetune.runs.statistics import interval, num_right_of, percent, wilson
+from finetune.runs.intervals import interval, num_right_of, percent, wilson
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0)]
@@ -110,6 +108,8 @@ def best_of_epoch(
         num_images: Number of validation images.
         num_trials: The same; for a mean average precision the effective number, `best_epoch.num_trials_of_labels`.
     """
+    from finetune.runs.best_epoch import describe  # with numpy
+
     weights = f"epoch {epoch}"
     metric = monitor.partition("/")[2]
     result = validation_headline(metric, value, num_images, num_trials, weights)
@@ -177,6 +177,8 @@ def _of_classes(
 
 
 def _of_labels(result: Mapping[str, Any], split: str, name: str) -> Headline:
+    import numpy as np  # which the list of commands and a typo do not need
+
     counts = np.array(result["label_counts"])
     num = int(counts[0].sum())
     positives = counts[:, 1].sum(axis=1)
@@ -209,5 +211,9 @@ def mean_precision_interval(result: Mapping[str, Any], split: str = "test") -> t
     if result.get(INTERVAL) is not None:
         low, high = result[INTERVAL]
         return float(low), float(high)
+    import numpy as np  # as above
+
+    from finetune.runs.best_epoch import num_trials_of_labels
+
     num = num_trials_of_labels(np.array([fn + tp for _, (fn, tp) in result["label_counts"]]))
     return wilson(result[f"{split}/mAP"] * num, num)

@@ -23,7 +23,7 @@ from finetune.features.average_precision import (
 )
 from finetune.runs.best_epoch import num_trials_of_labels
 from finetune.runs.headline import INTERVAL
-from finetune.runs.statistics import wilson
+from finetune.runs.intervals import wilson
 from finetune.training.calibration import Calibration
 from finetune.training.loss import Target
 from finetune.training.outputs import Outputs

@@ -19,13 +19,13 @@ from tiny_module import QUIET, Tiny, loader, trainer
 from finetune.runs import run_table as run_table_module
 from finetune.runs.folder import Run
 from finetune.runs.headline import best_of_epoch
+from finetune.runs.intervals import wilson
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.record import read_run
 from finetune.runs.result_file import read_result, write_result
 from finetune.runs.results import Results
 from finetune.runs.run_dir import RunDir
 from finetune.runs.run_table import as_json, read_row, run_table
-from finetune.runs.statistics import wilson
 
 pytestmark = QUIET
 CORRECT = np.eye(3)[[0, 1, 2, 0, 1, 1]]

@@ -8,8 +8,8 @@ import pytest
 from run_folders import write_run
 
 from finetune import FittedRun, load
+from finetune.runs.intervals import wilson
 from finetune.runs.run_dir import RunDir
-from finetune.runs.statistics import wilson
 
 # Predictions of five images of three classes; the last one is wrong.
 LABELS, PREDICTED = [0, 1, 2, 0, 1], np.eye(3)[[0, 1, 2, 0, 2]] * 0.7 + 0.1

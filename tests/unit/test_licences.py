@@ -11,9 +11,9 @@ import pytest
 from run_folders import write_run
 
 from finetune.reports.model_card import model_card, weights_and_licence
+from finetune.runs.intervals import wilson
 from finetune.runs.licence import is_restricted, licence
 from finetune.runs.record import RunRecord, read_run
-from finetune.runs.statistics import wilson
 
 NOT_COMMERCIAL = "convnextv2_nano.fcmae_ft_in22k_in1k"
 

@@ -22,15 +22,8 @@ from finetune.runs.best_epoch import (
     standard_error,
 )
 from finetune.runs.headline import headline_of
-from finetune.runs.statistics import (
-    interval,
-    mcnemar,
-    num_reliability_bins,
-    percent,
-    reliability,
-    unscaled,
-    wilson,
-)
+from finetune.runs.intervals import interval, mcnemar, percent, wilson
+from finetune.runs.statistics import num_reliability_bins, reliability, unscaled
 from finetune.training import measure
 from finetune.training.measure import bootstrap_interval
 
