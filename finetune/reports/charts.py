@@ -102,8 +102,8 @@ class _Range:
         """Return where a value is, from 0 to 1; NaN for nowhere."""
         return (_on_axis(value, self.is_log) - self.low) / (self.high - self.low)
 
-    def ticks(self, most: int, is_whole: bool = False) -> list[float]:
-        """Return round values within the range, about `most` of them."""
+    def ticks(self, most: int, is_whole: bool = False) -> list[tuple[float, str]]:
+        """Return round values within the range, about `most` of them, with their texts."""
         if self.is_log:
             first, last = math.floor(self.low), math.ceil(self.high)
             powers = range(first, last + 1, max(1, (last - first) // most))
@@ -111,14 +111,19 @@ class _Range:
             digits = next(fewer, _TICK_DIGITS[-1])
             rounded = [digit * 10.0**power for power in powers for digit in digits]
             within = [value for value in rounded if 0 <= self.share(value) <= 1]
-            return within or [10 ** ((self.low + self.high) / 2)]
+            within = within or [10 ** ((self.low + self.high) / 2)]
+            return [(value, f"{value:.3g}") for value in within]
         rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough * (1 - 1e-9))
         if is_whole:
             step = max(1, round(step))
         steps = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
-        return [step * k for k in steps]
+        short = [f"{step * k:.6g}" for k in steps]
+        if any("e" in text for text in short):
+            return [(step * k, text) for k, text in zip(steps, short, strict=True)]
+        decimals = max(len(text.partition(".")[2]) for text in short)
+        return [(step * k, f"{step * k:.{decimals}f}") for k in steps]
 
 
 def _range_of(values: Sequence[float], is_log: bool = False) -> _Range:
@@ -141,7 +146,7 @@ class _Axes:
     def __init__(self, across: _Range, up: _Range, size: tuple[int, int]) -> None:
         self.across = across
         self.up = up
-        self.y_ticks = [(value, f"{value:.6g}") for value in up.ticks(size[1] // 36)]
+        self.y_ticks = up.ticks(size[1] // 30)
         self.left = 20 + _LETTER * max(len(text) for _, text in self.y_ticks)
         self.right = size[0] - 8.0
         self.top = 16.0
@@ -163,10 +168,10 @@ class _Axes:
         """Yield grid, ticks and axes with their labels."""
         left, right, top, bottom = self.left, self.right, self.top, self.bottom
         thin = 'stroke="var(--line)" stroke-width=".6"'
-        for value in self.across.ticks(round((right - left) / 45), has_whole_x):
+        for value, text in self.across.ticks(round((right - left) / 45), has_whole_x):
             place = left + self.across.share(value) * (right - left)
             yield _path([(place, top), (place, bottom)], thin)
-            yield _text(place, bottom + 13, f"{value:.6g}")
+            yield _text(place, bottom + 13, text)
         for value, text in self.y_ticks:
             place = bottom - self.up.share(value) * (bottom - top)
             yield _path([(left, place), (right, place)], thin)
