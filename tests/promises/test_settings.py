@@ -67,7 +67,7 @@ def decide(colours: Path) -> Callable[..., Plan]:
     def decided(*words: object, step: list[str] = ONE_STEP) -> Plan:
         plans: list[Plan] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("finetune.fitting.command.carry_out", plans.append)
+            patch.setattr("finetune.fitting.fit.carry_out", plans.append)
             run_command(["fit", str(colours), *step, *map(str, words)])
         return plans[0]
 
