@@ -170,7 +170,7 @@ def test_a_setting_is_the_same_in_every_spelling(decide, usual, tmp_path_factory
 def test_short_words_are_those_of_full_options(printed, colours):
     values = {
         **{"epochs": 3, "lr": 0.02, "optimizer": "AdamW", "size": 64, "batch": 7, "workers": 2},
-        **{"backbone": "resnet50", "weights": None, "freeze": "layer2", "members": 3},
+        **{"backbone": "resnet50", "weights": None, "freeze": "layer2"},
         **{"class_weights": "blue:2", "devices": 2, "precision": "bf16-mixed", "seed": 5},
         **{"out": "elsewhere", "logger": ["mlflow"]},
     }
