@@ -1,4 +1,4 @@
-"""The files of a run: writing them, reading them, and resuming from them.
+"""The files of a run: writing them and reading them.
 
 The folder:
 - `run_dir` owns the folder of a run and its record, run.json, and finds runs. `run_table` has a row for each run.
@@ -23,13 +23,8 @@ Other files of a run:
 - `interpolation_record`: the choice between the weights at the start and at the end.
 - `result_file` reads and writes test.json and val.json.
 
-Resuming:
-- `identity` is what a run is of, as it records when it begins, and finds the run to resume by that. `resume` continues
-  it. `run_lock` admits one process at a time.
-- `changes` compares the settings with those of the run, by the table of settings.
-- `limits`: what ends a fit.
-
 During a fit:
+- `run_lock` admits one process at a time. `limits`: what ends a fit.
 - `loggers` logs to TensorBoard, Weights & Biases and MLflow.
 
 Reading a run:

@@ -113,8 +113,12 @@ class RunDir:
             content = read_json(path)
             msgspec.convert(content, Facts)
         except msgspec.ValidationError as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
-        return content
+            fault = f"{path} is damaged: {error}"
+        except ValueError as error:
+            fault = str(error)
+        else:
+            return content
+        raise ValueError(f"{fault}; restore it, or delete it: its checkpoints remain usable")
 
     def update(self, **facts: Any) -> None:
         """Write facts to run.json, which is replaced atomically; a fact that is None is removed.
@@ -179,7 +183,11 @@ class RunDir:
         try:
             return datetime.datetime.fromisoformat(self.facts()["began"]).timestamp()
         except (LookupError, ValueError):
-            return (self.path / RECORD).stat().st_mtime
+            record = self.path / RECORD
+        try:
+            return record.stat().st_mtime
+        except OSError:  # another process has deleted the run
+            return 0.0
 
 
 def result_in(facts: Mapping[str, Any]) -> Headline | None:

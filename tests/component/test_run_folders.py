@@ -158,4 +158,5 @@ def test_runs_are_found_beneath_any_folder_but_not_through_links(tmp_path):
     (tmp_path / "project/run.json").write_text('{"began": "today"}')
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     assert find_runs(tmp_path) == sorted(map(RunDir, runs))
+    assert RunDir(tmp_path / "deleted meanwhile").began == 0
     assert find_runs(runs[0]) == [RunDir(runs[0])] and find_runs(tmp_path / "nowhere") == []
