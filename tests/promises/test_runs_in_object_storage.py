@@ -16,7 +16,7 @@ from places import are_equal, error_line
 from processes import start, start_ranks
 from promise import control, promise
 
-import finetune
+import finetune.cli
 from finetune import Classifier
 from finetune.data import bucket
 from finetune.data.addresses import StorageError
