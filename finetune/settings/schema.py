@@ -469,7 +469,7 @@ class FitSettings(Section, frozen=True):
     ] = None
     members: Annotated[
         Annotated[int, Meta(ge=2, le=MAX_MEMBERS)] | None,
-        About(word="members", value="N", resume="free"),
+        About(value="N", resume="free"),
     ] = None
     minutes: Annotated[
         Annotated[float, Meta(gt=0, le=10**6)] | None, About(value="M", resume="free")
