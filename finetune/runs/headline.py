@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, to_builtins
 from finetune.runs.intervals import interval, num_right_of, percent, wilson
 
 Share = Annotated[float, Meta(ge=0, le=1)]
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=10**15)]
 
 INTERVAL = "mAP_interval"  # in test.json
 NO_RESULT = "No accuracy: nothing was validated or tested."
@@ -36,7 +36,7 @@ class Headline(Struct, frozen=True, kw_only=True):
     high: Share
     num_images: Count
     comment: str = ""
-    baseline: float | None = None
+    baseline: Share | None = None
 
     @property
     def value_text(self) -> str:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -28,9 +28,18 @@ _DEPTH = 6  # levels of folders below the one that is searched
 _updating = threading.Lock()
 
 
+_NumFits = Annotated[int, Meta(ge=1, le=1000)]  # far above those of any command
+
+
 class _Identity(TypedDict, total=False):
-    folds: int | None
-    members: int | None
+    folds: _NumFits | None
+    members: _NumFits | None
+
+
+class _Split(TypedDict):
+    origin: NotRequired[str]
+    counts: dict[str, Count]
+    num_images: NotRequired[Count]
 
 
 class Facts(TypedDict, total=False):
@@ -47,6 +56,9 @@ class Facts(TypedDict, total=False):
         network: The backbone.
         identity: The data and the network of a fit.
         went_on_by: The command lines that continued it.
+        fingerprint: That of the images.
+        began_from: The checkpoint of another run that training started from.
+        licence_of_the_weights: What training started from, and its licence.
         splits: The number of images of each class, by split.
         lines: The data, the network and the device in words.
         doubts: Why its result may be unreliable.
@@ -68,10 +80,13 @@ class Facts(TypedDict, total=False):
     network: str
     identity: _Identity
     went_on_by: list[str]
-    splits: dict[str, dict[str, Any]]
+    fingerprint: str | None
+    began_from: str | None
+    licence_of_the_weights: str | None
+    splits: dict[str, _Split]
     lines: list[str]
     doubts: list[str]
-    seconds: dict[str, Annotated[float, Meta(ge=0)]]
+    seconds: dict[str, Annotated[float, Meta(ge=0, le=1e10)]]
     epochs: Count
     loggers: dict[str, str]
     best: Best
@@ -98,9 +113,10 @@ class RunDir:
     def is_run(self) -> bool:
         """Whether finetune made the folder. A damaged run.json counts, another tool's does not."""
         try:
-            return _MARK in self.facts()
+            content = _parse(self.path / RECORD)
         except ValueError:
             return True
+        return isinstance(content, dict) and _MARK in content
 
     def facts(self) -> dict[str, Any]:
         """Return the content of run.json; an empty dict if there is none.
@@ -124,7 +140,7 @@ class RunDir:
         """Write facts to run.json, which is replaced atomically; a fact that is None is removed.
 
         Raises:
-            ValueError: The file is damaged.
+            ValueError: The file is damaged, or would be with these facts. It keeps its content.
             OSError: It cannot be written. It then has its earlier content.
         """
         with _updating:
@@ -132,6 +148,7 @@ class RunDir:
             after = {**({} if before else {_MARK: __version__}), **before, **facts}
             after = {name: value for name, value in after.items() if value is not None}
             if after != before:
+                msgspec.convert(after, Facts)
                 text = json.dumps(after, indent=2, allow_nan=False)
                 replace_text(self.path / RECORD, f"{text}\n")
 
@@ -209,15 +226,24 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: The file is damaged.
     """
+    content = _parse(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged: it is not a JSON object")
+    return content
+
+
+def _parse(path: Path) -> Any:
+    """Return the value in a JSON file; an empty dict if there is no such file.
+
+    Raises:
+        ValueError: It is not JSON.
+    """
     try:
-        content = json.loads(path.read_text("utf-8"))
+        return json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {reason(error)}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged: it is not a JSON object")
-    return content
 
 
 def now() -> str:

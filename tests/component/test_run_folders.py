@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from finetune.runs.folder import Run
+from finetune.runs.headline import validation_headline
 from finetune.runs.run_dir import RunDir, check_name, find_runs, runs_of, versions
 from finetune.system.messages import WrongUsage
 
@@ -93,9 +94,12 @@ def test_a_record_is_merged_and_a_failed_write_leaves_the_earlier_one(tmp_path):
     expected = {"kind": "fit", "seconds": {"training": 2.5}, "epochs": 3}
     assert {name: run.facts()[name] for name in expected} == expected and run.is_run
     before = (tmp_path / "run.json").read_bytes()
-    with pytest.raises(ValueError, match="Out of range"):
-        run.update(epochs=4, seconds={"training": float("nan")})
-    assert (tmp_path / "run.json").read_bytes() == before
+    above = validation_headline("accuracy", 1.0, 10, 10, "epoch 1").as_plain() | {"value": 1.01}
+    wrong = {"seconds": {"training": float("nan")}, "test": above, "epochs": -1}
+    for name in wrong:
+        with pytest.raises(ValueError, match=name):
+            run.update(doubts=[], **{name: wrong[name]})
+        assert (tmp_path / "run.json").read_bytes() == before
     run.update(epochs=None)
     assert "epochs" not in run.facts()
 
@@ -105,6 +109,9 @@ def test_a_record_is_merged_and_a_failed_write_leaves_the_earlier_one(tmp_path):
     [
         *("", "[]", "{", "[" * 2_000, '{"epochs": "two"}', '{"seconds": {"training": -5}}'),
         *('{"test": {"value": 7}}', '{"identity": {"folds": "x"}}', '{"began": 5}'),
+        *('{"identity": {"folds": 1000000000}}', '{"seconds": {"training": Infinity}}'),
+        *('{"splits": {"train": {"counts": {"a": "x"}}}}', '{"splits": {"train": {}}}'),
+        f'{{"epochs": 1{"0" * 400}}}',
     ],
 )
 def test_a_damaged_record_is_named_and_never_overwritten(tmp_path, text):
@@ -156,6 +163,8 @@ def test_runs_are_found_beneath_any_folder_but_not_through_links(tmp_path):
     (tmp_path / "project/checkpoints/last.ckpt").touch()
     (tmp_path / "project/config.yaml").write_text("{}")
     (tmp_path / "project/run.json").write_text('{"began": "today"}')
+    (tmp_path / "runs/run.json").write_text('{"command": ["python", "x.py"]}')
+    (tmp_path / "kept/run.json").write_text("[]")
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     assert find_runs(tmp_path) == sorted(map(RunDir, runs))
     assert RunDir(tmp_path / "deleted meanwhile").began == 0

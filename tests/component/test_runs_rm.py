@@ -65,10 +65,13 @@ def test_files_of_others_in_a_run_stay(run, tmp_path):
 
 def take_any_folder_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunDir, "facts", lambda run: {"finetune": "0.1.0", "kind": "fit"})
+    monkeypatch.setattr(RunDir, "is_run", True)
 
 
 @promise("runs-rm", controls=[take_any_folder_for_a_run])
-@pytest.mark.parametrize("record", ["{}", '{"name": "an app", "began": "today"}'])
+@pytest.mark.parametrize(
+    "record", ["{}", "[]", '{"name": "an app", "began": "today"}', '{"kind": "fit", "epochs": 1}']
+)
 def test_what_is_no_run_is_refused(run, tmp_path, record):
     other = tmp_path / "project/fit/version_3"
     (other / "checkpoints").mkdir(parents=True)
@@ -85,7 +88,7 @@ def test_what_is_no_run_is_refused(run, tmp_path, record):
         check_removable(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("record", ["[]", "{", '{"finetune": "0.1.0", "epochs": -1}'])
+@pytest.mark.parametrize("record", ["", "{", '{"finetune": "0.1.0", "epochs": -1}'])
 def test_a_run_with_a_damaged_record_is_refused(run, record):
     (run / "run.json").write_text(record)
     with pytest.raises(ValueError, match=r"run\.json is damaged"):
