@@ -23,7 +23,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -240,8 +240,12 @@ class CorrectionsFile:
             self.lines = []
             self._state = ()
 
-    def append(self, correction: Correction) -> None:
+    def append(self, correction: Correction, check: Callable[[], None] = lambda: None) -> None:
         """Append a line, and read those of other processes.
+
+        Args:
+            correction: The line.
+            check: Called when their lines are read and no process can append one. If it raises, nothing is appended.
 
         Raises:
             ValueError: A line of the file is not valid, or this one would not be.
@@ -250,6 +254,7 @@ class CorrectionsFile:
         with _opened(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT) as descriptor:
             lock_if_supported(descriptor, fcntl.LOCK_EX)
             self._load(descriptor)
+            check()
             size = os.fstat(descriptor).st_size
             header = os.pread(descriptor, 100, 0).split(b"\n")[0]
             num_columns = len(header.split(b",")) if size else len(COLUMNS)

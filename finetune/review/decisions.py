@@ -107,13 +107,18 @@ class Decisions:
 
     def add(self, i: int, action: Action, labels: Sequence[int] | None, line: int) -> None:
         """Append a decision to the file; the arguments are those of `ReviewSession.decide`, which names the errors."""
+
+        def check() -> None:
+            self._read_new_lines()
+            if self.of(i).line != line:
+                raise Conflict
+
         now = self._text_of_decision(i, action, labels)
-        self.refresh()
-        if self.of(i).line != line:
-            raise Conflict
+        self.file.refresh()
+        check()  # before a file is made; the second time under its lock, for decisions of others in between
         was = self._text(self.images.labels_of(i))
         when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        self.file.append(Correction(self.images.name(i), was, now, self.by, when))
+        self.file.append(Correction(self.images.name(i), was, now, self.by, when), check)
         self._read_new_lines()
 
     def _read_new_lines(self) -> None:

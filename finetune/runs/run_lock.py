@@ -17,6 +17,9 @@ _held: dict[Path, int] = {}
 # Descriptors of other files for child processes, which keep this second lock as long as one of them lives.
 _inherited: dict[Path, int] = {}
 _LONGEST_END = 30.0  # seconds until the children of a killed process have ended
+_LONGEST_LOOK = (
+    1.0  # seconds for which a process that looks whether a run is written may have its lock
+)
 
 
 def hold(run: Path) -> None:
@@ -28,10 +31,10 @@ def hold(run: Path) -> None:
         ValueError: Another process holds the lock.
     """
     path = run.resolve() / LOCK
-    if (
-        path in _held
-        or (descriptor := _locked(path, run, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)) is None
-    ):
+    if path in _held:
+        return
+    descriptor = _locked(path, run, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX, _LONGEST_LOOK)
+    if descriptor is None:
         return
     with contextlib.suppress(OSError):
         os.truncate(descriptor, 0)
@@ -53,7 +56,7 @@ def check_free(run: Path) -> None:
     # Closing another descriptor of the file would release a lock that this process holds.
     if path in _held or not path.exists():
         return
-    if (descriptor := _locked(path, run, os.O_RDONLY, fcntl.LOCK_SH)) is not None:
+    if (descriptor := _locked(path, run, os.O_RDONLY, fcntl.LOCK_SH, 0.0)) is not None:
         os.close(descriptor)
 
 
@@ -70,26 +73,31 @@ def is_held(run: Path) -> bool:
     return False
 
 
-def _locked(path: Path, run: Path, flags: int, kind: int) -> int | None:
+def _locked(path: Path, run: Path, flags: int, kind: int, seconds: float) -> int | None:
     """Lock a file, and return its descriptor; None on file systems without locks.
 
     Raises:
-        ValueError: Another process holds the lock.
+        ValueError: Another process holds the lock, and has not released it within `seconds`.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
-    try:
-        # Not flock: workers would inherit it, and hold it for a moment after the main process was killed.
-        fcntl.lockf(descriptor, kind | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        pid = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
-        os.close(descriptor)
-        raise ValueError(
-            f"another process, {pid}, is writing {run}: wait for its end, or end it"
-        ) from None
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            # Not flock: workers would inherit it, and hold it for a moment after the main process was killed.
+            fcntl.lockf(descriptor, kind | fcntl.LOCK_NB)
+            return descriptor
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() < deadline:
+                time.sleep(0.02)
+                continue
+            pid = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise ValueError(
+                f"another process, {pid}, is writing {run}: wait for its end, or end it"
+            ) from None
+        except OSError:
+            os.close(descriptor)
+            return None
 
 
 @contextlib.contextmanager

@@ -1,16 +1,20 @@
 """The state of a review: decisions, and the effect of a new ranking."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 from promise import promise
 from reviews import MOVED, job_of
 
+from finetune.data.corrections import CorrectionsFile
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.listing import ScanOptions
 from finetune.review import review_session
+from finetune.review.decisions import Conflict
 from finetune.review.ranking_job import LabelsNow
 from finetune.review.review_images import list_images
+from finetune.review.review_session import ReviewSession
 
 
 def name_at(session, position):
@@ -58,6 +62,31 @@ def test_the_decisions_of_a_review_are_corrections_and_a_later_fit_has_them(wron
     data = ImageFolderData(root=str(wrong), corrections=str(session.file.path), val_fraction=0.2)
     changes = data.scanned.corrections
     assert changes.total("excluded") <= 1 and changes.unknown == 0
+
+
+class ReadTooEarly(CorrectionsFile):
+    """A file in which another process decides just after this one has read it."""
+
+    decide: Callable[[], object] = staticmethod(lambda: None)
+
+    def refresh(self) -> None:
+        super().refresh()
+        self.decide()
+
+
+def test_of_two_decisions_about_an_image_at_once_the_later_one_is_refused(wrong, begin):
+    other = begin(wrong)
+    file = ReadTooEarly(other.file.path)
+    session = ReviewSession(other.images, file, "me too", {})
+    decisions = iter([(0, "exclude", None, 0)])
+    file.decide = lambda: [other.decide(*one) for one in decisions]
+    with pytest.raises(Conflict):
+        session.decide(0, "right", None, 0)
+    assert [line.now for line in file.lines] == ["excluded"]
+    assert session.decide(0, "right", None, 1)["item"]["action"] == "right"
+    decisions = iter([(2, "exclude", None, 0)])
+    assert session.decide(1, "right", None, 0)["item"]["action"] == "right"  # the control
+    assert len(file.lines) == 4
 
 
 def test_a_table_is_reviewed_as_its_folder(wrong, tmp_path):

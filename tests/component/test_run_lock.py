@@ -30,6 +30,25 @@ def test_a_second_process_names_the_first_until_that_releases(tmp_path):
     run_lock.hold(tmp_path)
 
 
+LOOKS = """
+import fcntl, sys, time
+with open(sys.argv[1]) as file:
+    fcntl.lockf(file, fcntl.LOCK_SH)
+    print("looking", flush=True)
+    time.sleep(0.3)
+"""
+
+
+def test_a_process_that_looks_for_the_lock_as_runs_does_stops_no_fit_that_begins(tmp_path):
+    run_lock.hold(tmp_path)
+    run_lock.release()
+    looking = [sys.executable, "-c", LOOKS, tmp_path / ".lock"]
+    with subprocess.Popen(looking, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "looking\n"
+        run_lock.hold(tmp_path)
+    assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
 def test_a_process_that_was_killed_holds_nothing(tmp_path):
     first = another(tmp_path)
     assert first.stdout.readline() == "held\n"
