@@ -351,6 +351,7 @@ def _lock_finished(parts: Parts) -> None:
     hold(parts.run.checkpoint("last").parents[1])
     parts.plan.start.check_unchanged()
     parts.run.continue_upload()
+    parts.run.dir.update(ended=None)  # until this test and its report are complete
     for logger in parts.trainer.loggers:
         if isinstance(logger, MetricsCSV):
             logger.forget_test()

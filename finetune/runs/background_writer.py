@@ -56,14 +56,14 @@ class BackgroundWriter:
             record: What is to be recorded once it is written.
 
         Raises:
-            OSError: An earlier checkpoint could not be written.
+            OSError: An earlier checkpoint could not be written. This one waits for `finish`.
         """
-        if self._latest is not None and self._latest.done():
-            self._latest.result()
         is_large = _num_bytes(checkpoint) > MOST
         content = checkpoint if is_large else copy_of(checkpoint)
         with self._lock:
             self._waiting |= dict.fromkeys(names, Item(content, record))
+        if self._latest is not None and self._latest.done():
+            self._latest.result()
         self._latest = self._thread.submit(self._write_waiting)
         if is_large:
             self._latest.result()

@@ -75,7 +75,7 @@ def test_a_checkpoint_that_could_not_be_written_is_tried_again_beside_newer_ones
         writer.put(["last"], {"epoch": 2})
     disk.is_full = False
     writer.finish()
-    assert disk.written == [{"best": 1, "last": 1}]
+    assert disk.written == [{"best": 1, "last": 2}]
 
 
 def test_training_waits_for_a_large_checkpoint_which_is_not_copied(disk, monkeypatch):

@@ -14,6 +14,7 @@ from run_holders import another
 
 from finetune.cli import run as run_command
 from finetune.data.corrections import Correction, CorrectionsFile
+from finetune.fitting import fit as fit_module
 from finetune.models.backbones import build
 from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -208,6 +209,25 @@ def test_resume_after_a_kill_during_the_test_logs_its_metrics_once(colours, cli,
     RunDir(run).update(ended=None, test=None)  # which are written last
     cli("fit", colours, *QUICKEST, "--resume")
     assert (run / "test.json").exists() and (run / "steps.csv").read_text() == before
+
+
+def test_a_finished_run_is_not_complete_while_it_is_tested_later(
+    colours, cli, tmp_path, monkeypatch
+):
+    cli("fit", colours, *QUICKEST, *UNTESTED)
+    page = tmp_path / "runs/fit/version_0/report.html"
+    page.write_text("as before the test")
+    again = ["fit", colours, *QUICKEST, "--resume", "--test_after_fit", "true", "--report", "true"]
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as ending, pytest.raises(KeyboardInterrupt):
+        ending.setattr(fit_module, "page_of", end)
+        cli(*again)
+    assert not RunDir(page.parent).has_ended
+    cli(*again)
+    assert "<html" in page.read_text() and RunDir(page.parent).has_ended
 
 
 def test_resume_takes_the_folder_of_the_run_as_out(cli, run_to_go_on):
