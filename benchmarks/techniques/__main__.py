@@ -16,7 +16,7 @@ from benchmarks.common.documents import ROOT, markdown, period, publish
 from benchmarks.common.driver import command_line
 from benchmarks.common.records import load
 from benchmarks.quality.plan import SMALL
-from finetune.runs.best_epoch import chosen_epoch
+from finetune.runs.best_epoch import lowest_acceptable
 
 RECORDS = ROOT / "benchmarks/techniques/techniques.json"
 # The rows of the table.
@@ -145,11 +145,16 @@ def choices(record: dict, num_draws: int = _DRAWS) -> dict[str, float]:
         )
         sums["the highest"] += others[accuracies.argmax()]
         num = ended(accuracies)
-        sums["patience"] += others[chosen_epoch(accuracies[:num], _NUM_CHOOSING)]
+        sums["patience"] += others[_chosen_epoch(accuracies[:num], _NUM_CHOOSING)]
         sums["epochs"] += num / len(accuracies)
-        sums["kept"] += others[chosen_epoch(accuracies, _NUM_CHOOSING)]
+        sums["kept"] += others[_chosen_epoch(accuracies, _NUM_CHOOSING)]
         sums["the last"] += others[-1]
     return {name: value / num_draws for name, value in sums.items()}
+
+
+def _chosen_epoch(accuracies: np.ndarray, num_images: int) -> int:
+    """Return the index of the validation that a fit keeps: the latest within a standard error of the highest value."""
+    return int(np.flatnonzero(accuracies >= lowest_acceptable(accuracies.max(), num_images))[-1])
 
 
 def ended(accuracies: np.ndarray, patience: int = _PATIENCE) -> int:

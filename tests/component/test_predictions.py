@@ -251,7 +251,7 @@ def test_an_error_in_predict_keeps_the_file_of_before(run):
     before = target.read_bytes()
     with pytest.raises(IndexError):  # there are fewer probabilities than images
         predict(run, drawn(4), [f"{i}.png" for i in range(9)])
-    assert [path.name for path in run.path.iterdir()] == ["predictions.csv"]
+    assert {path.name for path in run.path.iterdir()} == {"predictions.csv", "run.json"}
     assert target.read_bytes() == before
 
 

@@ -321,7 +321,7 @@ def test_threshold_is_chosen_reported_and_kept(place, cli, tmp_path, capsys, kin
     assert f"threshold: {aim}" in (run / "config.yaml").read_text()
 
 
-@pytest.mark.parametrize("fitted", [("several", 1)], ids=str, indirect=True)
+@pytest.mark.parametrize("fitted", ["several"], indirect=True)
 def test_without_validation_there_is_no_calibration_and_that_is_reported(
     place, fitted, cli, tmp_path, capsys
 ):
