@@ -3,16 +3,44 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import msgspec
 import numpy as np
 
+from finetune.runs.headline import Count
 from finetune.runs.run_dir import read_json
 from finetune.system.files import replace_text
 
 MAX_DENSE = 100  # classes whose matrices are written as they are
 # Matrices (K, K), and the name of their cells: rows of the true class, the other class and the number of images.
 _CELLS = {"confusion_matrix": "confusion_cells", "cooccurrence": "cooccurrence_cells"}
+_Pair = tuple[Count, Count]
+
+
+class _Calibration(TypedDict):
+    scale: list[float]
+    bias: list[float]
+    thresholds: list[float]
+
+
+class _LabelCalibration(TypedDict):
+    error: list[float]
+    error_by_chance: list[float]
+
+
+class _Tables(TypedDict, total=False):
+    """What pages compute with, of K classes or labels."""
+
+    class_names: list[str]
+    confusion_matrix: list[list[Count]]  # (K, K)
+    cooccurrence: list[list[Count]]  # (K, K)
+    confusion_cells: list[tuple[Count, Count, Count]]
+    cooccurrence_cells: list[tuple[Count, Count, Count]]
+    label_counts: list[tuple[_Pair, _Pair]]  # (K, 2, 2)
+    label_calibration: _LabelCalibration
+    calibration: _Calibration | None
+    joined_calibration: _Calibration | None
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
@@ -29,10 +57,35 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: The file is damaged.
     """
-    result = _dense(read_json(path), path)
-    if "test_folder" in result:
-        names = {"class_names": result["class_names"]}
-        result["test_folder"] = _dense(names | result["test_folder"], path)
+    result = read_json(path)
+    try:
+        result = _checked(result)
+        if "test_folder" in result:
+            names = {"class_names": result["class_names"]}
+            result["test_folder"] = _checked(names | result["test_folder"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    return result
+
+
+def _checked(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a result with complete matrices.
+
+    Raises:
+        IndexError: It has a cell outside a matrix.
+        ValueError: A value has another type, or a table another number of rows or columns than there are classes.
+    """
+    msgspec.convert(result, _Tables)
+    metrics = {name: value for name, value in result.items() if "/" in name}
+    msgspec.convert(metrics, dict[str, float | None])
+    result = _dense(result)
+    num_classes = len(result.get("class_names", ()))
+    for name in (*_CELLS, "label_counts"):
+        sizes = {len(result[name])} if name in result else set()
+        if name in _CELLS:
+            sizes |= set(map(len, result.get(name, ())))
+        if sizes - {num_classes}:
+            raise ValueError(f"{name} is not of {num_classes} classes")
     return result
 
 
@@ -45,15 +98,12 @@ def _sparse(result: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _dense(result: dict[str, Any], path: Path) -> dict[str, Any]:
+def _dense(result: dict[str, Any]) -> dict[str, Any]:
     for name, cells in _CELLS.items():
         if cells in result:
-            try:
-                num_classes = len(result["class_names"])
-                matrix = np.zeros((num_classes, num_classes), np.int64)
-                for i, j, count in result.pop(cells):
-                    matrix[i, j] = count
-            except (LookupError, TypeError, ValueError) as error:
-                raise ValueError(f"{path} is damaged: {error!r}") from error
+            num_classes = len(result["class_names"])
+            matrix = np.zeros((num_classes, num_classes), np.int64)
+            for i, j, count in result.pop(cells):
+                matrix[i, j] = count
             result[name] = matrix.tolist()
     return result

@@ -183,6 +183,24 @@ def test_the_result_of_many_classes_does_not_grow_with_their_square(tmp_path):
     assert json.loads(path.read_text()) == few == read_result(path)
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        *({"confusion_matrix": [[1, 2]]}, {"confusion_matrix": [[1, 2], [3]]}),
+        *({"confusion_matrix": [[1, 2], [3, -4]]}, {"confusion_cells": [[0, 7, 1]]}),
+        *({"label_counts": [[1, 2], [3, 4]]}, {"label_counts": [[[1, 2], [3, 4]]]}),
+        *({"label_calibration": None}, {"calibration": {"scale": "x"}}, {"test/accuracy": "high"}),
+        *({"class_names": 2}, {"test_folder": {"confusion_matrix": [[1]]}}, {"test_folder": 1}),
+    ],
+    ids=str,
+)
+def test_a_damaged_result_is_named(tmp_path, table):
+    path = tmp_path / "test.json"
+    path.write_text(json.dumps({"class_names": ["a", "b"], **table}))
+    with pytest.raises(ValueError, match=r"test\.json is damaged"):
+        read_result(path)
+
+
 def test_numbers_of_a_class_without_images_are_null_and_empty(cli, tmp_path):
     images = draw_colours(tmp_path / "data", train=20, val=10, test=10)
     for split in ("val", "test"):
