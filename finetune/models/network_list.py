@@ -35,7 +35,12 @@ class ListedNetwork:
         return cached_file(Candidate(self.name)) is not None
 
     def num_parameters(self) -> int | None:
-        """Return the number of parameters with a head of 1,000 classes; None for a network that a fit refuses."""
+        """Return the number of parameters with a head of 1,000 classes; None for a network that a fit refuses.
+
+        torchvision publishes that of its networks, some of which cannot be built without memory for their weights.
+        """
+        if self.name in TORCHVISION:
+            return int(models.get_model_weights(self.name).DEFAULT.meta["num_params"])
         try:
             with torch.device("meta"):
                 return sum(parameter.numel() for parameter in build(self.name, 1000).parameters())

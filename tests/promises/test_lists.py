@@ -78,6 +78,8 @@ def test_backbones_lists_networks_with_size_and_licence(cli, capsys, monkeypatch
     size = ["resnet18", "11.7", "M", "224", "px", "yes"]
     assert row.split() == [*size, "BSD-3-Clause", "code;", "ImageNet's", "terms"]
     assert "timm/resnet18.tv_in1k" in shown
+    cli("backbones")
+    assert "regnet_y_16gf" in capsys.readouterr().out
     cli("backbones", "--local")
     header, row = capsys.readouterr().out.splitlines()
     assert header.startswith("network") and row.startswith("resnet18 ")

@@ -156,6 +156,15 @@ def test_resume_continues_each_member(copied, colours, cli):
     assert yaml.safe_load((copied / "config.yaml").read_text())["members"] == 3
 
 
+def test_an_ensemble_that_goes_on_has_no_result_of_its_earlier_networks(copied, colours, cli):
+    options = ["--trainer.max_epochs", 3, "--members", 3, "--test_after_fit", "false"]
+    with fits_in_this_process():
+        cli("fit", colours, *QUICKEST, *options, "--resume")
+    assert not (copied / "test.json").exists()
+    assert not (copied / "test_predictions.csv").exists()
+    assert "test" not in json.loads((copied / "run.json").read_text())
+
+
 def test_resume_trains_the_members_that_are_missing(copied, folder, colours, cli):
     shutil.rmtree(copied / "fit/member_3")
     shutil.rmtree(copied / "checkpoints")
