@@ -175,6 +175,7 @@ def _fit(parts: Parts) -> None:
     else:
         assert parts.plan.start is not None, "a run that has reached a limit has a checkpoint"
         restore_progress(parts.trainer, parts.plan.start)
+        parts.data.is_fitted = True  # its test split is the one of the fit
     if finished and _is_complete(parts):
         _print_finished(parts, "; ".join(filter(None, [finished, changed])))
         if parts.trainer.is_global_zero:

@@ -71,7 +71,8 @@ def join_members(
         if "val" in data.splits and trainer.limit_val_batches != 0:
             outputs = _validation_outputs(trainer, model, data)
             calibration = fit_calibration(outputs.logits, outputs.labels, model.aim)
-            facts["best"] = _best_of(model, outputs, runs).as_plain()
+            epoch = 1 + max(one["epoch"] for one in checkpoints)
+            facts["best"] = _best_of(model, outputs, len(runs), epoch).as_plain()
         joined["finetune"]["calibration"] = calibration.as_plain()
         AtomicCheckpointIO().save_checkpoint(joined, run.checkpoint("best"))
         has_test = "test" in data.splits and trainer.limit_test_batches != 0
@@ -92,17 +93,23 @@ def _test(
     trainer.test(model, datamodule=data, ckpt_path=run.checkpoint("best"), verbose=False)
 
 
-def _best_of(model: Classifier, outputs: Outputs, runs: Sequence[RunRecord]) -> Best:
-    """Return the record of the joined checkpoint, and print its result on the validation images."""
+def _best_of(model: Classifier, outputs: Outputs, num_members: int, epoch: int) -> Best:
+    """Return the record of the joined checkpoint, and print its result on the validation images.
+
+    Args:
+        model: The ensemble.
+        outputs: Its outputs for the validation images.
+        num_members: The number of its members.
+        epoch: The latest epoch of a member, counted from one.
+    """
     num = len(outputs.labels)
     is_single = outputs.labels.ndim == 1
     trials = num if is_single else num_trials_of_labels(outputs.labels.sum(0).numpy())
     score = model.task.score(outputs.logits, outputs.labels)
-    weights = f"{len(runs)} members"
+    weights = f"{num_members} members"
     metric = model.task.monitor.partition("/")[2]
     result = validation_headline(metric, score, num, trials, weights)
     print(f"all members together: {result.line}", flush=True)
-    epoch = max(run.best.epoch for run in runs if run.best is not None)
     why = f"the mean of the {weights}"
     return Best(epoch=epoch, weights=weights, why=why, result=result)
 

@@ -156,6 +156,13 @@ def test_resume_continues_each_member(copied, colours, cli):
     assert yaml.safe_load((copied / "config.yaml").read_text())["members"] == 3
 
 
+def test_members_that_end_before_their_first_validation_are_joined(colours, cli, tmp_path):
+    with fits_in_this_process():
+        cli("fit", colours, *QUICKEST, "--trainer.max_steps", 1, "--members", 2)
+    facts = json.loads((tmp_path / RUN / "run.json").read_text())
+    assert facts["best"]["epoch"] == 1 and "test" in facts
+
+
 def test_an_ensemble_that_goes_on_has_no_result_of_its_earlier_networks(copied, colours, cli):
     options = ["--trainer.max_epochs", 3, "--members", 3, "--test_after_fit", "false"]
     with fits_in_this_process():

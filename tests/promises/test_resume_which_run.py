@@ -201,14 +201,21 @@ def test_a_run_that_another_process_has_begun_is_not_begun_twice(colours, cli, r
     process.communicate(timeout=60)
 
 
-def test_resume_after_a_kill_during_the_test_logs_its_metrics_once(colours, cli, tmp_path):
-    cli("fit", colours, *QUICKEST)
+@pytest.mark.parametrize("folder", ["", "train"], ids=["its test split", "a drawn one"])
+def test_resume_after_a_kill_during_the_test_tests_the_same_images_and_logs_once(
+    colours, cli, tmp_path, folder
+):
+    command = ["fit", colours / folder, *QUICKEST, "--report", "true"]
+    cli(*command)
     run = tmp_path / "runs/fit/version_0"
-    before = (run / "steps.csv").read_text()
+    names = ("test.json", "test_predictions.csv", "steps.csv")
+    before = [(run / name).read_bytes() for name in names]
     (run / "test.json").unlink()
+    (run / "report.html").unlink()
     RunDir(run).update(ended=None, test=None)  # which are written last
-    cli("fit", colours, *QUICKEST, "--resume")
-    assert (run / "test.json").exists() and (run / "steps.csv").read_text() == before
+    cli(*command, "--resume")
+    assert [(run / name).read_bytes() for name in names] == before
+    assert (run / "report.html").exists()
 
 
 def test_a_finished_run_is_not_complete_while_it_is_tested_later(
