@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from finetune.runs.headline import Count
+from finetune.runs.page_facts import Corrections
 from finetune.runs.run_dir import read_json
 from finetune.system.files import replace_text
 
@@ -41,6 +42,7 @@ class _Tables(TypedDict, total=False):
     label_calibration: _LabelCalibration
     calibration: _Calibration | None
     joined_calibration: _Calibration | None
+    corrections: Corrections
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from finetune import __version__
 from finetune.runs.headline import Best, Count, Headline
+from finetune.runs.page_facts import Corrections, Finding, Ranking
 from finetune.runs.run_lock import is_held
 from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage, reason, shown
@@ -43,7 +44,7 @@ class _Split(TypedDict):
 
 
 class Facts(TypedDict, total=False):
-    """The content of run.json as far as commands compute with it; pages show other facts of the beginning as they are.
+    """The content of run.json as far as commands and pages compute with it.
 
     Attributes:
         kind: The command that makes the run: `fit`, `test`, `validate` or `predict`.
@@ -60,6 +61,9 @@ class Facts(TypedDict, total=False):
         began_from: The checkpoint of another run that training started from.
         licence_of_the_weights: What training started from, and its licence.
         splits: The number of images of each class, by split.
+        first_look: What was found before training.
+        backbone_ranking: The networks of `--model.backbone auto`.
+        corrections: What a file of corrections has changed.
         lines: The data, the network and the device in words.
         doubts: Why its result may be unreliable.
         seconds: The time of each phase.
@@ -84,6 +88,9 @@ class Facts(TypedDict, total=False):
     began_from: str | None
     licence_of_the_weights: str | None
     splits: dict[str, _Split]
+    first_look: list[Finding] | None
+    backbone_ranking: Ranking | None
+    corrections: Corrections | None
     lines: list[str]
     doubts: list[str]
     seconds: dict[str, Annotated[float, Meta(ge=0, le=1e10)]]
@@ -148,8 +155,8 @@ class RunDir:
             after = {**({} if before else {_MARK: __version__}), **before, **facts}
             after = {name: value for name, value in after.items() if value is not None}
             if after != before:
-                msgspec.convert(after, Facts)
                 text = json.dumps(after, indent=2, allow_nan=False)
+                msgspec.convert(json.loads(text), Facts)
                 replace_text(self.path / RECORD, f"{text}\n")
 
     def checkpoint(self, name: str) -> Path:

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from finetune.runs.folder import Run
@@ -90,12 +91,12 @@ def test_a_record_is_merged_and_a_failed_write_leaves_the_earlier_one(tmp_path):
     run = RunDir(tmp_path)
     assert run.facts() == {} and not run.is_run and run.state == "no checkpoint"
     run.update(kind="fit", seconds={"training": 1.5}, root=None)
-    run.update(epochs=3, seconds={"training": 2.5})
+    run.update(epochs=3, seconds={"training": np.float64(2.5)})
     expected = {"kind": "fit", "seconds": {"training": 2.5}, "epochs": 3}
     assert {name: run.facts()[name] for name in expected} == expected and run.is_run
     before = (tmp_path / "run.json").read_bytes()
     above = validation_headline("accuracy", 1.0, 10, 10, "epoch 1").as_plain() | {"value": 1.01}
-    wrong = {"seconds": {"training": float("nan")}, "test": above, "epochs": -1}
+    wrong = {"seconds": {"training": -1.0}, "test": above, "epochs": -1}
     for name in wrong:
         with pytest.raises(ValueError, match=name):
             run.update(doubts=[], **{name: wrong[name]})
@@ -110,6 +111,7 @@ def test_a_record_is_merged_and_a_failed_write_leaves_the_earlier_one(tmp_path):
         *("", "[]", "{", "[" * 2_000, '{"epochs": "two"}', '{"seconds": {"training": -5}}'),
         *('{"test": {"value": 7}}', '{"identity": {"folds": "x"}}', '{"began": 5}'),
         *('{"identity": {"folds": 1000000000}}', '{"seconds": {"training": Infinity}}'),
+        *('{"corrections": {"x": 1}}', '{"first_look": ["x"]}', '{"backbone_ranking": {}}'),
         *('{"splits": {"train": {"counts": {"a": "x"}}}}', '{"splits": {"train": {}}}'),
         f'{{"epochs": 1{"0" * 400}}}',
     ],
