@@ -19,6 +19,7 @@ from finetune.data.decode import decode
 from finetune.inference.predictor import Predictor
 from finetune.models.backbones import build
 from finetune.runs import run_lock
+from finetune.runs.run_dir import RunDir
 from finetune.training.calibration_fit import fit_calibration
 
 pytestmark = pytest.mark.slow
@@ -170,6 +171,18 @@ def test_an_ensemble_that_goes_on_has_no_result_of_its_earlier_networks(copied, 
     assert not (copied / "test.json").exists()
     assert not (copied / "test_predictions.csv").exists()
     assert "test" not in json.loads((copied / "run.json").read_text())
+
+
+def test_resume_begins_a_member_again_that_was_killed_before_its_first_checkpoint(
+    copied, folder, colours, cli
+):
+    killed = copied / "fit/member_2"
+    shutil.rmtree(killed / "checkpoints")
+    for run in (killed, copied):
+        RunDir(run).update(ended=None)
+    with fits_in_this_process():
+        cli("fit", "--resume", copied)
+    assert is_equal(weights_of(copied), weights_of(folder / RUN))
 
 
 def test_resume_trains_the_members_that_are_missing(copied, folder, colours, cli):

@@ -201,6 +201,22 @@ def test_a_run_that_another_process_has_begun_is_not_begun_twice(colours, cli, r
     process.communicate(timeout=60)
 
 
+def test_resume_begins_a_named_run_again_that_was_killed_before_its_first_checkpoint(
+    colours, cli, tmp_path, caplog
+):
+    command = ["fit", colours, *QUICKEST, *UNTESTED, "--name", "mine"]
+    cli(*command)
+    run = tmp_path / "runs/fit/mine"
+    (run / "checkpoints/last.ckpt").unlink()
+    RunDir(run).update(ended=None)
+    with pytest.raises(FileNotFoundError, match="last.ckpt"):
+        cli(*command, "--resume")  # best.ckpt may be of use
+    shutil.rmtree(run / "checkpoints")
+    cli(*command, "--resume")
+    assert "ended before its first checkpoint" in caplog.text
+    assert epochs_of(run) == 1 and RunDir(run).has_ended
+
+
 @pytest.mark.parametrize("folder", ["", "train"], ids=["its test split", "a drawn one"])
 def test_resume_after_a_kill_during_the_test_tests_the_same_images_and_logs_once(
     colours, cli, tmp_path, folder
