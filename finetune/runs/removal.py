@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from finetune.runs.run_dir import RECORD, RunDir, is_fit
-from finetune.runs.run_lock import check_free, holding
+from finetune.runs.run_lock import LOCK, check_free, holding
 from finetune.system.messages import NotFound, WrongUsage
 
 # What training writes next to the weights, and only resuming reads.
@@ -63,19 +63,21 @@ def delete_run(run: Path) -> list[Path]:
     """
     kept = []
     with holding(run):
-        record = run / RECORD  # by which the run is recognised: deleted last
+        # without its record it is no run, and without the lock another process could continue it meanwhile
+        last = [run / RECORD, run / LOCK]
         for folder, folders, names in os.walk(run, topdown=False):
             paths = [Path(folder, name) for name in names]
             paths += [path for name in folders if (path := Path(folder, name)).is_symlink()]
             for path in paths:
                 if not _OURS.fullmatch(path.relative_to(run).as_posix()):
                     kept.append(path)
-                elif path != record:
+                elif path not in last:
                     path.unlink()
             if Path(folder) != run:
                 with suppress(OSError):  # it has a file that is kept
                     os.rmdir(folder)
-        record.unlink()
+        for path in last:
+            path.unlink()
     with suppress(OSError):
         run.rmdir()
     return sorted(kept)
