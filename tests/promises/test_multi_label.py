@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -194,7 +195,7 @@ def test_report_and_runs_show_the_mean_average_precision(run, cli, capsys, tmp_p
     for k, (_, (num_missed, _)) in enumerate(result["label_counts"]):
         assert (f'id="missed-{k}"' in content) == (num_missed > 0)
     cli("runs", run)
-    assert f"test mAP {value} (" in capsys.readouterr().out
+    assert re.search(rf"test mAP +{value} \(", capsys.readouterr().out)
     cli("runs", run, "--json")
     (row,) = json.loads(capsys.readouterr().out)
     assert row["mAP"] == result["test/mAP"] and "accuracy" not in row

@@ -167,7 +167,9 @@ def test_timm_alone_predicts_from_the_folder_that_is_written_for_it(
     assert config["label_names"] == ours.class_names
     assert json.loads(Path("mushrooms/finetune.json").read_text())["temperature"] == 1
     card = Path("mushrooms/README.md").read_text()
-    assert "test images of colours" in card and card.startswith("---\nlibrary_name: timm\n")
+    assert "Images of colours: test accuracy" in card and card.startswith(
+        "---\nlibrary_name: timm\n"
+    )
     assert not any(
         str(tmp_path) in file.read_text("utf-8", "ignore") for file in Path("mushrooms").iterdir()
     )
