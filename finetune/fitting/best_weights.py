@@ -128,8 +128,8 @@ def _replace(
     best["state_dict"] = weights
     best["finetune"]["calibration"] = calibration.as_plain()
     best["finetune"]["interpolation"] = interpolation.as_plain()
-    run.forget_best()
-    trainer.strategy.checkpoint_io.save_checkpoint(best, run.checkpoint("best"))
+    checkpoint_io = trainer.strategy.checkpoint_io
+    checkpoint_io.save_checkpoint(best, run.checkpoint("best"), run.forget_best)
     seconds = time.monotonic() - began
     log.info(
         "compared the weights before and after training on the validation images in %.1f s",

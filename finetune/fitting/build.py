@@ -137,19 +137,21 @@ def open_data(settings: Data) -> ImageDataModule:
         return kind(**arguments)
 
 
-def maker(settings: ClassSettings, setting: str) -> Callable[..., Any]:
+def maker(settings: ClassSettings, base: type, setting: str) -> Callable[..., Any]:
     """Return what makes an optimizer or a scheduler of some settings.
 
     Raises:
-        WrongUsage: There is no such class, or it does not take these arguments.
+        WrongUsage: There is no such subclass of `base`, or it does not take these arguments.
     """
     kind = import_class(settings.class_path, setting)
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        raise WrongUsage(f"{settings.class_path} is not a subclass of {base.__name__}", setting)
     check_arguments(kind, settings.init_args, setting)
     return partial(kind, **settings.init_args)
 
 
 def optimizer_maker(model: ModelSettings) -> Callable[..., torch.optim.Optimizer]:
-    return maker(model.optimizer, "model.optimizer")
+    return maker(model.optimizer, torch.optim.Optimizer, "model.optimizer")
 
 
 def scheduler_maker(
@@ -157,7 +159,7 @@ def scheduler_maker(
 ) -> Callable[..., torch.optim.lr_scheduler.LRScheduler] | None:
     if model.scheduler is None:
         return None
-    return maker(model.scheduler, "model.scheduler")
+    return maker(model.scheduler, torch.optim.lr_scheduler.LRScheduler, "model.scheduler")
 
 
 def build_model(settings: ModelSettings, data: ImageDataModule) -> Classifier:

@@ -15,6 +15,7 @@ from finetune.fitting.member_results import one_device
 from finetune.fitting.plan import Plan
 from finetune.inference.joined_checkpoint import calibrated_network, join_checkpoints
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from finetune.runs.folder import Run
 from finetune.runs.headline import INTERVAL, headline_of, mean_precision_interval
 from finetune.runs.intervals import percent
 from finetune.runs.predictions_table import Predictions
@@ -57,9 +58,9 @@ def join_folds(
     ]
     joined = _joined_calibration(calibrations, predictions)
     checkpoint = folder / "checkpoints" / "best.ckpt"
-    AtomicCheckpointIO().save_checkpoint(
-        join_checkpoints(parts, networks, joined, data.fingerprint), checkpoint
-    )
+    content = join_checkpoints(parts, networks, joined, data.fingerprint)
+    forget = Run(plan.settings.trainer.default_root_dir, "fit", folder).forget_best
+    AtomicCheckpointIO().save_checkpoint(content, checkpoint, forget)
     write_predictions([run.path for run in runs], folder / "predictions.csv")
     result = merged_result(runs, joined)
     if "test" in data.splits and not data.splits["test"].is_drawn:

@@ -49,8 +49,15 @@ def join_members(
 
     Returns:
         The calibration of the mean of the members, fitted on their validation images, and facts for run.json.
+
+    Raises:
+        ValueError: The images have changed since the members were trained.
     """
     checkpoints = [read_checkpoint(run.path / "checkpoints" / "best.ckpt") for run in runs]
+    if any(one["finetune"]["data_fingerprint"] != data.fingerprint for one in checkpoints):
+        raise ValueError(
+            f"the images of {data.root} have changed since the members were trained: restore them, or begin a new fit"
+        )
     unfitted = Calibration.unfitted(data.label_kind, len(data.class_names))
     networks = [network_of(one) for one in checkpoints]
     joined = join_checkpoints(checkpoints, networks, unfitted, data.fingerprint)
@@ -74,7 +81,7 @@ def join_members(
             epoch = 1 + max(one["epoch"] for one in checkpoints)
             facts["best"] = _best_of(model, outputs, len(runs), epoch).as_plain()
         joined["finetune"]["calibration"] = calibration.as_plain()
-        AtomicCheckpointIO().save_checkpoint(joined, run.checkpoint("best"))
+        AtomicCheckpointIO().save_checkpoint(joined, run.checkpoint("best"), run.forget_best)
         has_test = "test" in data.splits and trainer.limit_test_batches != 0
         if has_test and plan.settings.test_after_fit:
             _test(trainer, model, data, joined, run)

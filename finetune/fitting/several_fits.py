@@ -221,7 +221,6 @@ def _conclude(folder: Path, plan: Plan) -> None:
         data.read()
     RunDir(folder).update(seconds=_seconds(runs))
     join = join_folds if plan.settings.members is None else join_members
-    Run(plan.settings.trainer.default_root_dir, "fit", folder).forget_best()
     calibration, facts = join(folder, plan, runs, data)
     RunDir(folder).update(**facts, ended=now())
     _report(folder, read_run(folder))

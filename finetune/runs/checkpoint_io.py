@@ -23,13 +23,26 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
+        """Write a checkpoint.
+
+        Args:
+            checkpoint: The content.
+            path: The file.
+            storage_options: A function that is called when the new file is complete, before it replaces an older one.
+
+        Raises:
+            OSError: It could not be written. The older file is as it was.
+        """
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         for leftover in unfinished(target):
             leftover.unlink(missing_ok=True)
         try:
-            with replacing(target) as temporary, open(temporary, "wb") as file:
-                torch.save(checkpoint, file)
+            with replacing(target) as temporary:
+                with open(temporary, "wb") as file:
+                    torch.save(checkpoint, file)
+                if storage_options is not None:
+                    storage_options()
         except (OSError, RuntimeError) as error:
             message = str(error)
             # This word is in the message of torch's writer if a write has failed, but not in errors of a GPU.

@@ -225,7 +225,7 @@ class Run:
             self.dir.update(ended=now())
 
     def forget_best(self) -> None:
-        """Remove the results of best.ckpt, before another one is written."""
+        """Remove the results of best.ckpt, which another one replaces at once."""
         for name in ("test.json", "test_predictions.csv"):
             self.file(name).unlink(missing_ok=True)
         self.dir.update(best=None, test=None)

@@ -242,12 +242,11 @@ class Checkpoints(Checkpoint):
             item = checkpoints.get(name)
             if item is None:
                 continue
-            if name == "best":
-                self.run.forget_best()
             if name == "last" and item is best:
                 link(self.run.checkpoint("best"), self.run.checkpoint("last"))
             else:
-                self._io.save_checkpoint(item.content, self.run.checkpoint(name))
+                before = self.run.forget_best if name == "best" else None
+                self._io.save_checkpoint(item.content, self.run.checkpoint(name), before)
             if name == "best" and item.record is not None:
                 self.run.dir.update(best=item.record.as_plain())
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,6 +113,24 @@ def test_resume_with_more_epochs_tests_again_and_keeps_no_result_of_the_shorter_
     assert not result.exists() and not predictions.exists()
     cli("fit", "--resume", folder, "--test_after_fit", "true")
     assert "test/accuracy" in result.read_text() and predictions.exists()
+
+
+def test_a_full_disk_keeps_the_result_of_the_best_checkpoint_that_stays(cli, run):
+    folder = run()
+    before = [(folder / name).read_bytes() for name in ("test.json", "test_predictions.csv")]
+    best = (folder / "checkpoints/best.ckpt").read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limit[1]))
+    try:
+        with pytest.raises(OSError, match="could not be written"):
+            cli("fit", "--resume", folder, "--epochs", 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert (folder / "checkpoints/best.ckpt").read_bytes() == best
+    assert [
+        (folder / name).read_bytes() for name in ("test.json", "test_predictions.csv")
+    ] == before
+    assert RunDir(folder).facts()["test"]["num_images"] == 30
 
 
 @pytest.mark.slow

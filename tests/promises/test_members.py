@@ -185,6 +185,17 @@ def test_resume_begins_a_member_again_that_was_killed_before_its_first_checkpoin
     assert is_equal(weights_of(copied), weights_of(folder / RUN))
 
 
+def test_members_are_not_joined_on_other_images_than_they_were_trained_on(copied, colours, cli):
+    images = shutil.copytree(colours, copied.parents[2] / "images")
+    for run in (copied, *(copied / "fit").glob("member_*")):
+        config = run / "config.yaml"
+        config.write_text(config.read_text().replace(str(colours), str(images)))
+    RunDir(copied).update(ended=None)
+    (images / "train/red/00.png").unlink()
+    with fits_in_this_process(), pytest.raises(ValueError, match="images of .* have changed"):
+        cli("fit", "--resume", copied)
+
+
 def test_resume_trains_the_members_that_are_missing(copied, folder, colours, cli):
     shutil.rmtree(copied / "fit/member_3")
     shutil.rmtree(copied / "checkpoints")
