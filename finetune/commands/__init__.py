@@ -1,7 +1,7 @@
 """The command line, and the commands beside fit, validate, test and predict, which are in `finetune.fitting`.
 
-- `command_line` makes layers of settings of a command line, and looks at what stands by its position. `run_places`
-  resolves addresses of runs in object storage. `error_lines` makes one line of every error.
+- `places` says what positional arguments mean: folders, tables, addresses, runs and checkpoints. `error_lines` makes
+  one line of every error.
 - `check` finds faults of a data set. `review` opens a page on which people correct labels.
 - `benchmark` measures a fit. `list_backbones` lists networks.
 - `report` writes the report of a run, or a comparison of several. `runs` lists and deletes runs.
