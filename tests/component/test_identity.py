@@ -65,7 +65,12 @@ def test_what_has_not_ended_goes_on_before_what_has(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["[", '{"finetune": "1"}', '{"identity": {"folds": "x"}}', '{"identity": 3}'],
+    [
+        "[",
+        '{"finetune": "1"}',
+        '{"finetune": "1", "identity": {"folds": "x"}}',
+        '{"finetune": "1", "identity": 3}',
+    ],
 )
 def test_a_run_without_a_readable_identity_is_none_of_any_data_and_is_named(tmp_path, text):
     run = write_run(tmp_path / "fit/version_0")
