@@ -19,6 +19,7 @@ from finetune.runs.run_table import (
 )
 from finetune.settings.all_commands import RunsRmSettings, RunsSettings
 from finetune.system.messages import NotFound, WrongUsage, bytes_text, counted, shown
+from finetune.system.progress import duration
 
 _WIDTH = 160  # of a table that is not shown on a terminal
 
@@ -57,7 +58,7 @@ def _cells(row: RunRow) -> list[str]:
         shown(row.network),
         str(row.epochs),
         _accuracy(row),
-        "" if row.seconds is None else _duration(row.seconds),
+        "" if row.seconds is None else duration(row.seconds),
         bytes_text(row.size),
         row.state,
         shown(row.folder),
@@ -71,15 +72,6 @@ def _accuracy(row: RunRow) -> str:
     split = {"validation": "val"}.get(result.split, result.split)
     metric = "mAP " if result.metric == "mAP" else ""
     return f"{split:<4} {metric}{result.value_text:>7} ({result.interval_text})"
-
-
-def _duration(seconds: float) -> str:
-    """Return seconds as `42 s`, `12:05` or `3:04:05`."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def remove(options: RunsRmSettings) -> None:

@@ -18,6 +18,7 @@ from finetune.runs.intervals import interval, percent
 from finetune.runs.record import RunRecord
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
+from finetune.system.progress import duration
 
 
 def write_report(
@@ -128,22 +129,12 @@ def _summary(run: RunRecord) -> Iterator[tuple[str, str]]:
     if run.best:
         yield "best.ckpt", run.best.weights
     if run.seconds:
-        yield "time", _duration(sum(run.seconds.values()))
+        yield "time", duration(sum(run.seconds.values()))
     yield "run", run.name
 
 
 def _splits(run: RunRecord) -> dict[str, Any]:
     return run.about.get("splits", {})
-
-
-def _duration(seconds: float) -> str:
-    """Return `41 s`, `12 min` or `3 h 5 min`."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 120:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -197,11 +197,6 @@ class RunDir:
         return "finished" if has_ended else "unfinished"
 
     @property
-    def result(self) -> Headline | None:
-        """The result of the test, or else of best.ckpt on the validation images; None if neither is known."""
-        return result_in(self.facts())
-
-    @property
     def began(self) -> float:
         """When it began, in seconds since 1970; for a damaged record the time of the file."""
         try:
@@ -215,7 +210,7 @@ class RunDir:
 
 
 def result_in(facts: Mapping[str, Any]) -> Headline | None:
-    """Return the result in the facts of a run; see `RunDir.result`."""
+    """Return the result in the facts of a run: of its test, or else of best.ckpt on the validation images; or None."""
     if "test" in facts:
         return msgspec.convert(facts["test"], Headline)
     best = best_in(facts)
