@@ -27,6 +27,7 @@ from finetune.fitting.resume import (
     changes_between,
     check_fixed,
     check_resumable,
+    has_only_begun,
     held_settings,
     read_identity,
     read_start,
@@ -92,7 +93,9 @@ def _begun(layers: Layers, command: str) -> tuple[Plan, Layers]:
     run, note = run_to_continue(asked, layers, Path(root))
     if run is None:
         settings = replaced(layers.parse(FitSettings), {"resume": False})
-        return Plan(_normal(settings), command, notes=(note,)), layers
+        begins_again = asked.name is not None and has_only_begun(Path(root, "fit", asked.name))
+        plan = Plan(_normal(settings), command, begins_again=begins_again, notes=(note,))
+        return plan, layers
     return _continued(run, layers, command, note)
 
 

@@ -147,6 +147,7 @@ def build(plan: Plan) -> Parts:
         )
         plan = plan.put({"trainer.precision": precision})
     run = Run(settings.trainer.default_root_dir, "fit", name=settings.name)
+    run.begins_again = plan.begins_again
     callbacks = fit_callbacks(settings, run)
     trainer = build_trainer(plan.settings.trainer, run, plan.config, callbacks)
     check_fit(trainer, model, data, "fit", settings.test_after_fit)

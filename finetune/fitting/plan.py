@@ -31,6 +31,7 @@ class Plan:
         changes: The settings that differ from those of the run that continues.
         ranking: How the network was chosen among several, for run.json; None if it was not.
         is_part: Whether it is one of several fits that are joined, whose results are used together.
+        begins_again: Whether it replaces the run of its name, which ended before its first checkpoint.
         notes: What to report before training, in the order in which it was decided.
         data: The images, if they were read for a decision; not in the file.
     """
@@ -43,6 +44,7 @@ class Plan:
     changes: Changes = field(default_factory=dict)
     ranking: dict[str, Any] | None = None
     is_part: bool = False
+    begins_again: bool = False
     notes: tuple[str, ...] = ()
     data: ImageDataModule | None = None
 
@@ -70,6 +72,7 @@ def write_plan(plan: Plan, file: Path) -> None:
         "changes": plan.changes,
         "ranking": plan.ranking,
         "is_part": plan.is_part,
+        "begins_again": plan.begins_again,
         "notes": plan.notes,
     }
     file.write_text(json.dumps(content), "utf-8")
@@ -89,6 +92,7 @@ def read_plan(file: Path) -> Plan:
         changes={name: tuple(pair) for name, pair in content["changes"].items()},
         ranking=content["ranking"],
         is_part=content["is_part"],
+        begins_again=content["begins_again"],
         notes=tuple(content["notes"]),
     )
 

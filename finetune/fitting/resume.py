@@ -28,7 +28,6 @@ from finetune.runs.limits import Limits
 from finetune.runs.local_copies import address_of, check_is_in, shown_place
 from finetune.runs.loggers import RunLogger
 from finetune.runs.metrics_csv import MetricsCSV
-from finetune.runs.removal import delete_run
 from finetune.runs.run_dir import RunDir, check_name, runs_of
 from finetune.runs.run_lock import check_free, hold
 from finetune.runs.sync import has_last_there, pull_beginnings, pull_run
@@ -128,8 +127,7 @@ def run_to_continue(asked: FitSettings, layers: Layers, root: Path) -> tuple[Pat
     if asked.name is not None:
         run = root / "fit" / asked.name
         pull_run(run)
-        if _has_only_begun(run):
-            delete_run(run)
+        if has_only_begun(run):
             return None, _new_run(f"that {run} ended before its first checkpoint", layers)
         if run.exists() and (has_result(run) or RunDir(run).fits):
             _check_named(run, wanted)
@@ -151,7 +149,7 @@ def run_to_continue(asked: FitSettings, layers: Layers, root: Path) -> tuple[Pat
     return found.run, passed and f"passed over: {passed}"
 
 
-def _has_only_begun(run: Path) -> bool:
+def has_only_begun(run: Path) -> bool:
     """Return whether a local run has ended before its first checkpoint."""
     folder = RunDir(run)
     if not folder.is_run or folder.has_ended or folder.fits or address_of(run) is not None:

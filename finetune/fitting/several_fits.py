@@ -32,7 +32,6 @@ from finetune.reports.report_page import page_of
 from finetune.runs.folder import Run, has_result, missing_folders, remove_empty
 from finetune.runs.limits import Limits
 from finetune.runs.record import RunRecord, read_run
-from finetune.runs.removal import delete_run
 from finetune.runs.run_dir import RunDir, now
 from finetune.runs.run_lock import (
     descriptors_for_children,
@@ -114,9 +113,7 @@ def _plan_of_fit(plan: Plan, folder: Path, number: int, run: RunDir) -> Plan | N
         notes=(),
     )
     if not can_go_on:
-        if run.is_run:  # it was killed before its first checkpoint
-            delete_run(run.path)
-        return of_fit
+        return replace(of_fit, begins_again=run.is_run)
     changes = _changes_of(run.path, of_fit)
     if _has_ended(run) and changes.keys() <= _PLACES:
         return None

@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 from finetune.data.data_place import RUNS_MARK
 from finetune.distributed.ranks import ending
 from finetune.runs.local_copies import SYNC, UPLOADED, address_of, shown_place
+from finetune.runs.removal import delete_run
 from finetune.runs.run_dir import RECORD, RunDir, is_numbered, now, version_of, versions
 from finetune.runs.run_lock import CHILDREN_LOCK, LOCK, check_free, hold, release_run
 from finetune.runs.sync import Sync, names_there, pull_run
@@ -44,6 +45,7 @@ class Run:
         licence: The licence of the weights that it started from, in a sentence.
         beginning: Facts for run.json about how the fit begins or goes on; None if there are none.
         name: The name of its folder; None for the next version_N.
+        begins_again: Whether the run of this name ended before its first checkpoint, and is deleted first.
         leaves_folder: Whether the run creates a folder even if no logger needs one.
     """
 
@@ -57,6 +59,7 @@ class Run:
         self.licence: str | None = None
         self.beginning: dict[str, Any] | None = None
         self.name = name
+        self.begins_again = False
         self.leaves_folder = True
         self._sync: Sync | None = None  # on rank 0, if the run is in object storage
         self._made: list[Path] = []  # folders that `choose` has created, the innermost first
@@ -89,6 +92,8 @@ class Run:
         missing = missing_folders(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if self.name is not None:
+            if self.begins_again:
+                delete_run(folder / self.name)
             check_unused(folder / self.name)
             (folder / self.name).mkdir(exist_ok=True)
             self.path = folder / self.name

@@ -212,6 +212,9 @@ def test_resume_begins_a_named_run_again_that_was_killed_before_its_first_checkp
     with pytest.raises(FileNotFoundError, match="last.ckpt"):
         cli(*command, "--resume")  # best.ckpt may be of use
     shutil.rmtree(run / "checkpoints")
+    with pytest.raises(ValueError, match="two classes"):  # a refused command deletes nothing
+        cli(*command, "--resume", "--threshold", "f1:red")
+    assert (run / "metrics.csv").exists()
     cli(*command, "--resume")
     assert "ended before its first checkpoint" in caplog.text
     assert epochs_of(run) == 1 and RunDir(run).has_ended
