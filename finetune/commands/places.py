@@ -1,4 +1,4 @@
-"""What stands by its position, and paths: the layers of a command whose folders, checkpoints and runs exist.
+"""Positional arguments and paths: the layers of a command whose folders, checkpoints and runs exist.
 
 Places are looked at before torch is imported: a folder or a checkpoint that does not exist is a line at once, the
 folder of a run stands for its checkpoint, and the address of a run for its local copy.
@@ -48,7 +48,7 @@ class _Given:
     Attributes:
         command: The command.
         values: The settings of flags or arguments, by full names.
-        places: What stands by its position and is not a setting yet.
+        places: The positional arguments that are not settings yet.
         has_config: Whether a config is named, which may have the data.
         may_ask: Whether the settings are only to be printed.
     """
@@ -76,13 +76,13 @@ def layers_of(
     places: Sequence[str] = (),
     is_printed: bool = False,
 ) -> Layers:
-    """Return the layers of a command: those of configs, and on top its flags with what stands by its position.
+    """Return the layers of a command: those of configs, and on top its flags and positional arguments.
 
     Args:
         command: The command whose settings they are.
         typed: The flags, or the arguments in Python.
         configs: Paths or names of configs, of which the last one wins.
-        places: What stands by its position: folders, checkpoints, images.
+        places: The positional arguments: folders, checkpoints, images.
         is_printed: Whether the settings are only to be printed, so that images need not be named.
 
     Raises:
@@ -200,7 +200,7 @@ def _is_rank_zero() -> bool:
 
 
 def _take_places(given: _Given) -> None:
-    """Make settings of what stands by its position, in the order of the usage line."""
+    """Make settings of the positional arguments, in the order of the usage line."""
     takers: dict[str, Callable[[_Given], None]] = {
         "ckpt_path": _take_checkpoint,
         "data.predict": _take_images,

@@ -107,13 +107,13 @@ def plan_file(plan: Plan) -> Iterator[Path]:
 
 
 def answer(file: Path, what: Literal["run", "error"], text: str) -> None:
-    """Tell the process that has written the file of a plan which run came of it, or which error."""
+    """Report the run or the error of a plan to the process that has written its file."""
     with suppress(FileNotFoundError):  # it has ended
         file.with_suffix(f".{what}").write_text(text, "utf-8", "surrogateescape")
 
 
 def read_answer(file: Path, what: Literal["run", "error"]) -> str | None:
-    """Return the run that came of the file of a plan, or the error; None if there is none."""
+    """Return the run or the error of the plan in a file; None if there is none."""
     try:
         return file.with_suffix(f".{what}").read_text("utf-8", "surrogateescape")
     except FileNotFoundError:

@@ -421,7 +421,7 @@ def check_resumable(start: Start) -> None:
 def changes_between(old: Mapping[str, Any], now: FitSettings) -> dict[str, Pair]:
     """Return the settings of a command that differ from those of a run and have an effect, by full name.
 
-    Arguments that only one of two classes has are left out: the names of the classes differ already.
+    Arguments that only one of two classes has are skipped: the names of the classes differ already.
 
     Args:
         old: The values in the run's config.yaml, by full name.

@@ -40,7 +40,7 @@ def curves(
     """Draw a line chart. The first forty lines differ in colour or dashes.
 
     Args:
-        lines: Coordinates x and y of each line by its name, N each. Points that are not finite are left out.
+        lines: Coordinates x and y of each line by its name, N each. Points that are not finite are skipped.
         x: Label of the x axis.
         y: Label of the y axis.
         about: The chart in a sentence, for screen readers.
@@ -105,7 +105,8 @@ class _Range:
     def ticks(self, most: int, is_whole: bool = False) -> list[tuple[float, str]]:
         """Return round values within the range, about `most` of them, with their texts."""
         if self.is_log:
-            first, last = math.floor(self.low), math.ceil(self.high)
+            first = math.floor(self.low)
+            last = math.ceil(self.high)
             powers = range(first, last + 1, max(1, (last - first) // most))
             fewer = (one for one in _TICK_DIGITS if len(powers) * len(one) <= 2 * most)
             digits = next(fewer, _TICK_DIGITS[-1])
@@ -129,7 +130,8 @@ class _Range:
 def _range_of(values: Sequence[float], is_log: bool = False) -> _Range:
     """Return the range of values, with a margin."""
     finite = [p for value in values if math.isfinite(p := _on_axis(value, is_log))]
-    low, high = min(finite, default=0.0), max(finite, default=1.0)
+    low = min(finite, default=0.0)
+    high = max(finite, default=1.0)
     margin = _MARGIN * (high - low) or _MARGIN * abs(high) or 0.5
     return _Range(low - margin, high + margin, is_log)
 
@@ -166,7 +168,10 @@ class _Axes:
 
     def frame(self, x: str, y: str, has_whole_x: bool = False) -> Iterator[str]:
         """Yield grid, ticks and axes with their labels."""
-        left, right, top, bottom = self.left, self.right, self.top, self.bottom
+        left = self.left
+        right = self.right
+        top = self.top
+        bottom = self.bottom
         thin = 'stroke="var(--line)" stroke-width=".6"'
         for value, text in self.across.ticks(round((right - left) / 45), has_whole_x):
             place = left + self.across.share(value) * (right - left)

@@ -63,7 +63,8 @@ class Pair:
 
 def paired(a: RunRecord, b: RunRecord) -> Pair | str:
     """Compare two runs on the images that both were tested on, or return why that is not possible."""
-    first, second = a.predictions, b.predictions
+    first = a.predictions
+    second = b.predictions
     if first is None or second is None:
         run = a if first is None else b
         return (

@@ -40,10 +40,10 @@ def check_removable(path: Path) -> None:
     if path.is_symlink() or not run.is_run or run.facts().get("kind") != "fit":
         raise WrongUsage(f"{path} is not the folder of a run of finetune fit: nothing is deleted")
     own = RunDir(path.resolve())
-    whole = next((one for one in map(RunDir, own.path.parents) if own in one.fits), None)
-    if whole is not None:
+    joined = next((run for run in map(RunDir, own.path.parents) if own in run.fits), None)
+    if joined is not None:
         raise WrongUsage(
-            f"{path} is a part of {whole.path}: finetune runs rm {shlex.quote(str(whole.path))}"
+            f"{path} is a part of {joined.path}: finetune runs rm {shlex.quote(str(joined.path))}"
         )
     check_free(path)
     for inner in sorted(RunDir(record.parent) for record in path.glob(f"*/**/{RECORD}")):

@@ -189,7 +189,8 @@ class RunDir:
         if is_held(self.path):
             return "running"
         try:
-            has_ended, has_fits = self.has_ended, bool(self.fits)
+            has_ended = self.has_ended
+            has_fits = bool(self.fits)
         except ValueError:
             return "damaged"
         if not self.has("best") and not self.has("last"):

@@ -58,7 +58,7 @@ class _Sent(NamedTuple):
 
 @dataclass
 class _Record:
-    """What is known of the objects of a local copy, in its file `.uploaded.json`.
+    """Sizes and ETags of the objects of a local copy, in its file `.uploaded.json`.
 
     Attributes:
         lock: The ETag of the object `.lock`. If it is still the same, no other machine has continued the run, and the

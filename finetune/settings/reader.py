@@ -1,7 +1,7 @@
 """Read what the user sets: command lines, configs, and arguments in Python, each as a layer of typed settings.
 
 A setting has its short word or its full name, and may stand in nested tables. A class with arguments is `class_path`
-and `init_args`, as Lightning writes it; `init_args` may be left out.
+and `init_args`, as Lightning writes it; `init_args` may be omitted.
 """
 
 import re
@@ -58,7 +58,7 @@ class Line:
         command: Its command.
         flags: The value of each flag by the full name of its setting, None for none; that of the last one, if it is
             there twice.
-        places: What stands by its position.
+        places: The positional arguments.
         configs: The values of --config.
         asks: What it asks for instead of running: `help`, `all` help, or `config`; "" for nothing.
     """

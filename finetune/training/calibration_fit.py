@@ -126,7 +126,8 @@ def fit_scale(logits: Tensor, labels: Tensor) -> float:
 
     Source: Guo et al. 2017 (arXiv:1706.04599), section 4.2.
     """
-    low, high = LOWEST, HIGHEST
+    low = LOWEST
+    high = HIGHEST
     for bound, sign in ((low, 1), (high, -1)):
         slope, _ = _slope_and_curvature(logits, labels, bound)
         if math.isnan(slope):
