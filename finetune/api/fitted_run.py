@@ -86,7 +86,7 @@ class FittedRun:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the accuracy, or of the mean average precision; None if nothing was tested."""
-        result = self.record.tested
+        result = self.record.facts.test
         return None if result is None else (result.low, result.high)
 
     @property
@@ -96,7 +96,7 @@ class FittedRun:
 
     def _tested(self, metric: str) -> float | None:
         """Return a metric of the test; None if nothing was tested, or the test has another one."""
-        result = self.record.tested
+        result = self.record.facts.test
         return result.value if result is not None and result.metric == metric else None
 
     def __fspath__(self) -> str:

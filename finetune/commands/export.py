@@ -1,7 +1,6 @@
 """`finetune export`: write a checkpoint as a file for other programs, verified against the network."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,5 +164,4 @@ def _card(ckpt_path: str, checkpoint: dict[str, Any]) -> str:
     if not RunDir(run).is_run:
         return ""
     record = read_run(run)
-    public = {"root": record.data_set, "licence_of_the_weights": licence_of(checkpoint)}
-    return model_card(replace(record, about={**record.about, **public}))
+    return model_card(record, record.data_set, licence_of(checkpoint))

@@ -14,7 +14,6 @@ from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
 from finetune.runs.headline import Best, validation_headline
 from finetune.runs.interpolation_record import Interpolation
-from finetune.runs.run_dir import best_in
 from finetune.training.classifier import Classifier
 from finetune.training.interpolation import ENDS, SHARES, settle
 
@@ -31,7 +30,7 @@ def is_settled(trainer: Trainer, data: ImageDataModule, run: Run) -> bool:
     """
     if not _has_choice(trainer, data, run):
         return True
-    if best_in(run.dir.facts()) is None:
+    if run.dir.facts.best is None:
         return False
     return _choice_in(read_checkpoint(run.checkpoint("best"))) is not None
 
@@ -61,7 +60,7 @@ def keep_best_weights(
         best = read_checkpoint(path)
         if _choice_in(best) is None:
             _replace(trainer, model, data, run, best)
-        run.dir.update(best=_record(trainer, model, data, best).as_plain())
+        run.dir.update(best=_record(trainer, model, data, best))
     trainer.strategy.barrier("best.ckpt with the chosen weights")
     return _without_weights(best if trainer.is_global_zero else read_checkpoint(path))
 

@@ -23,7 +23,6 @@ from finetune.fitting.minutes import settle_minutes
 from finetune.fitting.network_choice import choose_network
 from finetune.fitting.plan import Plan
 from finetune.fitting.resume import (
-    Identity,
     changes_between,
     check_fixed,
     check_resumable,
@@ -37,6 +36,7 @@ from finetune.fitting.resume import (
 from finetune.models.backbones import check_name
 from finetune.models.candidates import is_choice
 from finetune.models.weights import check_weights
+from finetune.runs.facts import Identity
 from finetune.runs.folder import check_unused
 from finetune.runs.run_dir import RunDir
 from finetune.settings.layers import Layer, Layers, replaced

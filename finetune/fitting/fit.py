@@ -37,7 +37,6 @@ from finetune.fitting.fit_checks import (
 )
 from finetune.fitting.plan import Plan, answer, plan_file, read_plan, start_ranks_with
 from finetune.fitting.resume import (
-    KEY,
     check_changes,
     continue_run,
     limit_reached,
@@ -48,7 +47,6 @@ from finetune.models.timm_backbones import is_timm
 from finetune.models.weights import read_weights
 from finetune.reports.report_page import page_of
 from finetune.runs.folder import Run
-from finetune.runs.headline import NO_RESULT
 from finetune.runs.licence import is_restricted, licence
 from finetune.runs.limits import Limits
 from finetune.runs.metrics_csv import MetricsCSV
@@ -269,7 +267,7 @@ def train(parts: Parts, changed: str) -> None:
     first = None if plan.start is None else plan.start.path
     run.beginning = {
         "command": plan.command,
-        KEY: plan.identity.as_plain(),
+        "identity": plan.identity,
         "data": place_of(arguments_in_effect(plan.settings.data)),
         "network": plan.settings.model.backbone,
         "folder": os.getcwd(),
@@ -430,11 +428,10 @@ def report(parts: Parts, calibration: Calibration, is_tested: bool) -> None:
     folder = run.checkpoint("best").parents[1]
     record = read_run(folder)
     if not is_tested:  # else `Results` has printed it after the test
-        _print_lines(
-            str(record.headline or NO_RESULT), *calibration.describe(parts.model.class_names)
-        )
-    if has_best and record.best is not None:
-        _print_lines(f"best.ckpt: {record.best.why}")
+        _print_lines(record.headline_text, *calibration.describe(parts.model.class_names))
+    best = record.facts.best
+    if has_best and best is not None:
+        _print_lines(f"best.ckpt: {best.why}")
     _print_lines(f"run in {run.place}")
     if parts.plan.settings.report and (page := _write_report(run, record, parts.data)):
         _print_lines(f"report in {page}")

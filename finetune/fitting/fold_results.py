@@ -68,7 +68,7 @@ def join_folds(
     write_result(folder / "test.json", result)
     headline = headline_of(result)
     _print_result(result, joined.describe(result["class_names"])[1:])
-    return joined, {**merged_about(runs), "test": headline and headline.as_plain()}
+    return joined, {**merged_about(runs), "test": headline}
 
 
 def predictions_of(run: RunRecord) -> Predictions:
@@ -159,7 +159,7 @@ def _row_of_fold(number: int, run: RunRecord) -> dict[str, Any]:
         "num_images": len(predictions.paths),
         "num_right": int(predictions.is_right.sum()),
         "loss": run.result["test/loss"],
-        "best_epoch": run.best.epoch if run.best else None,
+        "best_epoch": run.facts.best and run.facts.best.epoch,
     }
     if predictions.is_single:
         return row
@@ -209,7 +209,7 @@ def merged_about(runs: Sequence[RunRecord]) -> dict[str, Any]:
     Args:
         runs: The runs of the folds, in order.
     """
-    about = runs[0].about
+    facts = runs[0].facts
     result = runs[0].result
     if "label_counts" in result:
         totals = _sum_of(runs, "label_counts")[:, 1].sum(axis=1).tolist()
@@ -217,30 +217,30 @@ def merged_about(runs: Sequence[RunRecord]) -> dict[str, Any]:
         totals = _sum_of(runs, "confusion_matrix").sum(axis=1).tolist()
     num_images = sum(len(predictions_of(run).paths) for run in runs)
     counts = dict(zip(result["class_names"], totals, strict=True))
-    facts = {"counts": counts, "num_images": num_images}
+    images = {"counts": counts, "num_images": num_images}
     num = len(runs)
     doubts = dict.fromkeys(
         f"fold {number}: {doubt}"
         for number, run in enumerate(runs, 1)
-        for doubt in run.about.get("doubts", ())
+        for doubt in run.facts.doubts
     )
-    images = f"images: {about.get('root')}: {num_images:,}, each tested in one of {num} folds"
+    line = f"images: {facts.root}: {num_images:,}, each tested in one of {num} folds"
     return {
-        "root": about.get("root"),
+        "root": facts.root,
         "splits": {
             "train": {
                 "origin": f"each image in {num - 1} of {num} folds, less validation",
-                **facts,
+                **images,
             },
-            "test": {"origin": f"each image in one of {num} folds", **facts},
+            "test": {"origin": f"each image in one of {num} folds", **images},
         },
         "lines": [
-            images,
-            *(line for line in about.get("lines", ()) if not line.startswith("images:")),
+            line,
+            *(other for other in facts.lines if not other.startswith("images:")),
         ],
         "doubts": list(doubts),
-        "first_look": about.get("first_look"),
-        "licence_of_the_weights": about.get("licence_of_the_weights"),
+        "first_look": facts.first_look,
+        "licence_of_the_weights": facts.licence_of_the_weights,
     }
 
 

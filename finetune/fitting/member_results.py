@@ -73,13 +73,13 @@ def join_members(
         [Clock(run), AnswersWriter(run)],
     )
     calibration = unfitted
-    facts = {name: runs[0].about[name] for name in _OF_IMAGES if name in runs[0].about}
+    facts = {name: getattr(runs[0].facts, name) for name in _OF_IMAGES}
     with closing(trainer, run):
         if "val" in data.splits and trainer.limit_val_batches != 0:
             outputs = _validation_outputs(trainer, model, data)
             calibration = fit_calibration(outputs.logits, outputs.labels, model.aim)
             epoch = 1 + max(one["epoch"] for one in checkpoints)
-            facts["best"] = _best_of(model, outputs, len(runs), epoch).as_plain()
+            facts["best"] = _best_of(model, outputs, len(runs), epoch)
         joined["finetune"]["calibration"] = calibration.as_plain()
         AtomicCheckpointIO().save_checkpoint(joined, run.checkpoint("best"), run.forget_best)
         has_test = "test" in data.splits and trainer.limit_test_batches != 0

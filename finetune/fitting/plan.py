@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import structs
+
 from finetune.data.datamodule import ImageDataModule
-from finetune.fitting.resume import Changes, Identity, Start, read_start
+from finetune.fitting.resume import Changes, Start, read_start
+from finetune.runs.facts import Identity
 from finetune.runs.local_copies import shown_place
 from finetune.settings.configs import config_text, to_config
 from finetune.settings.layers import Layer, Layers, replaced
@@ -66,7 +69,7 @@ def write_plan(plan: Plan, file: Path) -> None:
     content = {
         "settings": to_config(plan.settings),
         "command": plan.command,
-        "identity": plan.identity.as_plain(),
+        "identity": structs.asdict(plan.identity),
         "run": None if plan.run is None else str(plan.run),
         "start": None if plan.start is None else str(plan.start.path),
         "changes": plan.changes,

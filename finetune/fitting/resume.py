@@ -8,12 +8,12 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import pytorch_lightning as pl
+from msgspec import structs
 from torch import Tensor
 
 from finetune.data.addresses import joined, real_place
@@ -23,6 +23,7 @@ from finetune.distributed.launch import has_launcher
 from finetune.models.checkpoint_values import class_paths
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import ExportedCheckpoint
+from finetune.runs.facts import Identity
 from finetune.runs.folder import Run, check_unused, has_result
 from finetune.runs.limits import Limits
 from finetune.runs.local_copies import address_of, check_is_in, shown_place
@@ -40,8 +41,6 @@ from finetune.system.messages import NotFound, WrongUsage
 
 log = logging.getLogger(__name__)
 
-KEY = "identity"  # of run.json
-
 Pair = tuple[Any, Any]  # the values of a setting in the run and in the command
 Changes = Mapping[str, Pair]  # by full name
 
@@ -55,52 +54,11 @@ _OF_TEST = {"trainer.limit_test_batches", "trainer.precision"}
 PROGRESS = ("epoch", "global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What a run is of; in a search None and "" stand for any.
-
-    Attributes:
-        place: Real path or address of the folder or table of images.
-        data_class: Class path of the data module.
-        network: The network as the user asked for it, such as `auto`.
-        chosen: The network that was trained.
-        folds: Number of folds of a cross-validation; None for another fit.
-        members: Number of members of an ensemble; None for another fit.
-    """
-
-    place: str = ""
-    data_class: str = ""
-    network: str = ""
-    chosen: str = ""
-    folds: int | None = None
-    members: int | None = None
-
-    @property
-    def kind(self) -> str:
-        """What it is in words."""
-        if self.folds is not None:
-            return "cross-validation"
-        return "fit" if self.members is None else "ensemble"
-
-    def as_plain(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def difference(self, wanted: "Identity") -> str:
-        """Return how a run of this identity differs from the data and the network that a command names; "" if not."""
-        if wanted.network and wanted.network not in (self.network, self.chosen):
-            return f"of another network ({self.chosen}, not {wanted.network})"
-        if wanted.data_class and wanted.data_class != self.data_class:
-            return f"of other data ({self.data_class}, not {wanted.data_class})"
-        if wanted.place and wanted.place != self.place:
-            return f"of other data ({self.place}, not {wanted.place})"
-        return ""
-
-
 def read_identity(run: Path) -> Identity | None:
     """Return the identity of a run; None if it has recorded none, or its run.json is damaged."""
     try:
-        return msgspec.convert(RunDir(run).facts().get(KEY), Identity)
-    except ValueError:  # of both
+        return RunDir(run).facts.identity
+    except ValueError:
         return None
 
 
@@ -188,7 +146,9 @@ def _check_named(run: Path, wanted: Identity) -> None:
         of_run = getattr(identity, name, None)
         if number not in (None, of_run):
             raise WrongUsage(f"{run} has {of_run or 'no'} {name}, not {number}: omit --{name}")
-    if identity is not None and (difference := identity.difference(replace(wanted, place=""))):
+    if identity is not None and (
+        difference := identity.difference(structs.replace(wanted, place=""))
+    ):
         raise WrongUsage(f"--resume {run}: the run is {difference}")
 
 
@@ -245,9 +205,9 @@ def find_run(root: Path, wanted: Identity) -> Found:
     passed: dict[Path, str] = {}
     ended: Found | None = None
     begun: Path | None = None
-    for run in reversed(runs_of(root)):
-        identity = read_identity(run)
-        folder = RunDir(run)
+    for folder in reversed(runs_of(root)):
+        run = folder.path
+        identity = None if folder.damage else folder.facts.identity
         has_last = folder.has("last") or (address_of(run) is not None and has_last_there(run))
         has_best = folder.has("best")  # alone, if last.ckpt was deleted
         if identity is None:
@@ -310,7 +270,7 @@ def settings_of_run(run: Path, layers: Layers) -> Layer:
         values.pop("trainer.num_nodes", None)
     explicit = [name for name in ("root", "table") if layers.is_explicit(f"data.{name}")]
     data = {name[5:]: values.pop(name) for name in list(values) if name.startswith("data.")}
-    folder = str(RunDir(run).facts().get("folder") or "")
+    folder = RunDir(run).facts.folder
     if os.path.isdir(folder) and not os.path.samefile(folder, os.curdir):
         # the paths of the data are relative to the folder in which the run began
         data |= {name: joined(folder, data[name]) for name in _PLACES if data.get(name)}

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from finetune.data.data_place import place_of
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.distributed.child_command import start_command, wait_for
@@ -105,7 +107,7 @@ def _plan_of_fit(plan: Plan, folder: Path, number: int, run: RunDir) -> Plan | N
     }
     of_fit = replace(
         _with_own_settings(plan, number).put(values),
-        identity=replace(plan.identity, folds=None, members=None),
+        identity=structs.replace(plan.identity, folds=None, members=None),
         is_part=True,
         run=None,
         start=None,
@@ -199,14 +201,12 @@ def _run(folder: Path, arguments: Sequence[str]) -> int:
 def _write_beginning(folder: Path, plan: Plan) -> None:
     """Write how the fits began, or went on, and their settings."""
     run = RunDir(folder)
-    before = run.facts()
-    if "command" in before:
-        run.update(went_on_by=[*before.get("went_on_by", []), plan.command], ended=None)
+    if run.facts.command:
+        run.update(went_on_by=[*run.facts.went_on_by, plan.command], ended=None)
     else:
         run.update(command=plan.command, folder=os.getcwd())
-    identity = plan.identity.as_plain()
     place = place_of(arguments_in_effect(plan.settings.data))
-    run.update(identity=identity, data=place, network=plan.settings.model.backbone)
+    run.update(identity=plan.identity, data=place, network=plan.settings.model.backbone)
     replace_text(folder / "config.yaml", plan.config)
 
 
@@ -227,8 +227,8 @@ def _conclude(folder: Path, plan: Plan) -> None:
 
 
 def _seconds(runs: Sequence[RunRecord]) -> dict[str, float]:
-    phases = dict.fromkeys(phase for run in runs for phase in run.seconds)
-    return {phase: sum(run.seconds.get(phase, 0.0) for run in runs) for phase in phases}
+    phases = dict.fromkeys(phase for run in runs for phase in run.facts.seconds)
+    return {phase: sum(run.facts.seconds.get(phase, 0.0) for run in runs) for phase in phases}
 
 
 def _report(folder: Path, record: RunRecord) -> None:

@@ -177,7 +177,7 @@ def _answer(
     tested = [
         (result, name, frozenset(images))
         for run, name, images in zip(runs, names, map(tested_names, runs), strict=True)
-        if (result := run.tested) is not None
+        if (result := run.facts.test) is not None
     ]
     if len({(result.metric, places) for result, _, places in tested}) != 1:
         return None
@@ -272,19 +272,22 @@ def _metrics_and_settings(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list
                 f"test {name.replace('_', ' ')}",
                 ["" if value is None else f"{value:.4f}" for value in values],
             )
-    yield "seconds", [f"{sum(run.seconds.values()):.0f}" if run.seconds else "" for run in runs]
-    yield "best.ckpt", ["" if run.best is None else run.best.weights for run in runs]
+    yield (
+        "seconds",
+        [f"{sum(run.facts.seconds.values()):.0f}" if run.facts.seconds else "" for run in runs],
+    )
+    yield "best.ckpt", ["" if run.facts.best is None else run.facts.best.weights for run in runs]
     for keys in _SETTINGS:
         values = [run.setting(*keys) for run in runs]
         if any(value != values[0] for value in values):
             yield keys[-1], [str(value) for value in values]
-    prints = [str(run.about.get("fingerprint", "")) for run in runs]
+    prints = [run.facts.fingerprint or "" for run in runs]
     if len(set(prints)) > 1:
         yield "images", [print_[:12] for print_ in prints]
 
 
 def _result(run: RunRecord) -> str:
-    result = run.tested
+    result = run.facts.test
     return "not tested" if result is None else f"{result.value_text} ({result.interval_text})"
 
 

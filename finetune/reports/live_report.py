@@ -2,7 +2,6 @@
 
 import logging
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytorch_lightning as pl
@@ -45,9 +44,7 @@ class LiveReport(pl.Callback):
 
     def _write(self, is_running: bool) -> None:
         try:
-            record = read_run(self.run.file("."))
-            about = {name: fact for name, fact in record.about.items() if name != "test"}
-            record = replace(record, about=about, result={}, predictions=None)
+            record = read_run(self.run.file(".")).without_test()
             write_report(record, None, {}, is_running=is_running)
             self._has_page = True
         except Exception as error:  # which must not end training, nor hide what has ended it

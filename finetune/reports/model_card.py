@@ -1,95 +1,102 @@
 """A model card in Markdown, after Mitchell et al. 2019 (arXiv:1810.03993)."""
 
+from collections.abc import Iterator
+
 from finetune.reports.class_metrics import class_metrics
 from finetune.runs.licence import licence
 from finetune.runs.record import RunRecord
 
+_MOST_CLASSES = 20  # whose training images are counted
+
+_CARD = """\
+# {name}
+
+An image classifier of {what}.
+Network: {network}, input {size} x {size} pixels (RGB). Its training started from
+{weights}.
+
+## Meant for
+
+(what it is used for, by whom)
+
+## Not meant for
+
+- Images of anything but these classes: {always}.
+- Decisions about people, unless it was evaluated for that.
+
+## Measured on
+
+{measured}
+
+## Trained on
+
+- {trained}
+- fingerprint {fingerprint}
+
+## Limits
+
+{limits}
+"""
+
 
 def weights_and_licence(run: RunRecord) -> str:
     """Return what training started from and its licence, in a sentence."""
-    recorded = run.about.get("licence_of_the_weights")
-    if recorded:
-        return str(recorded)
-    return licence(
-        run.setting("model", "weights"),
-        run.setting("model", "backbone"),
-        run.about.get("began_from"),
-    )
+    facts = run.facts
+    weights = run.setting("model", "weights")
+    backbone = run.setting("model", "backbone")
+    return facts.licence_of_the_weights or licence(weights, backbone, facts.began_from)
 
 
-def model_card(run: RunRecord) -> str:
-    """Return the card as Markdown, with placeholders for what only a person can know."""
-    about = run.about
-    names = run.result.get("class_names") or list(
-        about.get("splits", {}).get("train", {}).get("counts", {})
-    )
+def model_card(run: RunRecord, data: str, weights: str) -> str:
+    """Return the card as Markdown, with placeholders for what only a person can know.
+
+    Args:
+        run: The run.
+        data: The name of its data set.
+        weights: What training started from and its licence, in a sentence.
+    """
+    train = run.facts.splits.get("train")
+    counts = {} if train is None else train.counts
+    names = run.result.get("class_names") or list(counts)
     sizes = (run.setting("data", "init_args", name) for name in ("eval_image_size", "image_size"))
-    size = next(filter(None, sizes), None)
-    what = f"{len(names)} classes: {', '.join(names)}"
-    always = "it always predicts one of them"
     if run.has_labels:
-        what = f"{len(names)} labels, of which an image has several or none: {', '.join(names)}"
+        what = f"labels, of which an image has several or none: {', '.join(names)}"
         always = "it gives each of them a probability"
-    lines = [
-        f"# {run.name}",
-        "",
-        f"An image classifier of {what}.",
-        f"Network: {run.network}, input {size} x {size} pixels (RGB). Its training started from",
-        f"{weights_and_licence(run)}.",
-        "",
-        "## Meant for",
-        "",
-        "(what it is used for, by whom)",
-        "",
-        "## Not meant for",
-        "",
-        f"- Images of anything but these classes: {always}.",
-        "- Decisions about people, unless it was evaluated for that.",
-        "",
-        "## Measured on",
-        "",
-        *_measured(run),
-        "",
-        "## Trained on",
-        "",
-        *(f"- {line}" for line in _trained(run)),
-        "",
-        "## Limits",
-        "",
-        "- The numbers hold for images like the test images; other cameras, places or times were not measured.",
-        *(f"- {doubt}" for doubt in about.get("doubts", ())),
-    ]
-    return "\n".join(lines) + "\n"
+    else:
+        what = f"classes: {', '.join(names)}"
+        always = "it always predicts one of them"
+    trained = ", ".join(f"{name} {num}" for name, num in list(counts.items())[:_MOST_CLASSES])
+    if len(counts) > _MOST_CLASSES:
+        trained += f" and {len(counts) - _MOST_CLASSES} more classes"
+    others = "other cameras, places or times were not measured."
+    limits = [f"The numbers hold for images like the test images; {others}", *run.facts.doubts]
+    return _CARD.format(
+        name=run.name,
+        what=f"{len(names)} {what}",
+        network=run.network,
+        size=next(filter(None, sizes), None),
+        weights=weights,
+        always=always,
+        measured="\n".join(_measured(run, data)),
+        trained=f"{0 if train is None else train.num} images: {trained}",
+        fingerprint=run.facts.fingerprint or "unknown",
+        limits="\n".join(f"- {limit}" for limit in limits),
+    )
 
 
-def _measured(run: RunRecord) -> list[str]:
-    """Return the result of the test, and a table of the metrics of each class or label with their intervals."""
+def _measured(run: RunRecord, data: str) -> Iterator[str]:
+    """Yield the result of the test, and a table of the metrics of each class or label with their intervals."""
     rows = class_metrics(run.result)
     if not rows:
-        return ["No test images: nothing was measured on held-out images."]
-    names = ["recall", "precision"]
-    if run.has_labels:
-        names.append("average precision")
-    lines = [
-        f"Images of {run.about.get('root', 'the data set')}: {run.headline_text}",
-        "",
-        f"| | images | {' | '.join(names)} |",
-        "| --- | --- |" + " --- |" * len(names),
-    ]
+        yield "No test images: nothing was measured on held-out images."
+        return
+    names = ["recall", "precision", *(["average precision"] if run.has_labels else [])]
+    yield f"Images of {data}: {run.headline_text}"
+    yield ""
+    yield f"| | images | {' | '.join(names)} |"
+    yield "| --- | --- |" + " --- |" * len(names)
     for row in rows:
-        values = (row.recall, row.precision, row.average_precision)[: len(names)]
-        cells = [
-            "none" if value is None else "{:.3f} ({:.3f}–{:.3f})".format(*value) for value in values
-        ]
-        lines.append(f"| {row.name} | {row.num_images} | {' | '.join(cells)} |")
-    return lines
-
-
-def _trained(run: RunRecord) -> list[str]:
-    train = run.about.get("splits", {}).get("train", {}).get("counts", {})
-    counts = ", ".join(f"{name} {num}" for name, num in list(train.items())[:20])
-    more = f" and {len(train) - 20} more classes" if len(train) > 20 else ""
-    return [
-        f"{run.num_images('train')} images: {counts}{more}",
-        f"fingerprint {run.about.get('fingerprint') or 'unknown'}",
-    ]
+        shares = (row.recall, row.precision, row.average_precision)[: len(names)]
+        values = ["none" if s is None else f"{s[0]:.3f} ({s[1]:.3f}–{s[2]:.3f})" for s in shares]
+        name = row.name.replace("|", r"\|")  # which ends a cell
+        yield f"| {name} | {row.num_images} | {' | '.join(values)} |"

@@ -38,6 +38,7 @@ def write_report(
         target: File of the report; None is report.html in the run's folder.
     """
     target = target or run.path / "report.html"
+    facts = run.facts
     augmented = run.path / "augmented.webp"
     sections = image_sections(run.predictions, viewer) if run.predictions else []
     kinds = list(_highlights(run, viewer)) if viewer else []
@@ -51,15 +52,15 @@ def write_report(
             heading=run.title,
             run=run,
             is_running=is_running,
-            answer=run.headline,
+            answer=facts.result,
             headline=run.headline_text,
             summary=list(_summary(run)),
             to_repeat=list(_facts(run, versions)),
             charts=list(training_charts(run)),
             seconds=[
-                (phase, PHASES[phase], run.seconds[phase])
+                (phase, PHASES[phase], facts.seconds[phase])
                 for phase in PHASES
-                if run.seconds.get(phase)
+                if facts.seconds.get(phase)
             ],
             folds=list(_folds(run, target)),
             test_folder=_test_folder(run),
@@ -77,12 +78,12 @@ def write_report(
             augmented=base64.b64encode(augmented.read_bytes()).decode()
             if augmented.is_file()
             else "",
-            counts=[(name, split["counts"]) for name, split in _splits(run).items()],
+            counts=[(name, split.counts) for name, split in facts.splits.items()],
             weights=weights_and_licence(run),
-            card=model_card(run),
-            look=run.about.get("first_look"),
-            ranking=run.about.get("backbone_ranking"),
-            corrections=run.about.get("corrections") or run.result.get("corrections"),
+            card=model_card(run, facts.root or "the data set", weights_and_licence(run)),
+            look=facts.first_look,
+            ranking=facts.backbone_ranking,
+            corrections=facts.corrections or run.result.get("corrections"),
             address=lambda path: link_to(path, target) if Path(path).is_file() else "",
             percent=percent,
         ),
@@ -114,40 +115,34 @@ def _why_no_images(run: RunRecord, viewer: ImageViewer | None, images: list[Repo
 def _summary(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Yield names and values for the head of the page."""
     yield "date", run.date
-    splits = {name: run.num_images(name) for name in _splits(run)}
+    splits = run.facts.splits
     if splits:
-        yield "images", ", ".join(f"{num:,} {name}" for name, num in splits.items())
-        yield (
-            "labels" if run.has_labels else "classes",
-            f"{len(_splits(run).get('train', {}).get('counts', ())):,}",
-        )
+        yield "images", ", ".join(f"{split.num:,} {name}" for name, split in splits.items())
+        counts = splits["train"].counts if "train" in splits else ()
+        yield "labels" if run.has_labels else "classes", f"{len(counts):,}"
     if run.network:
         yield "network", run.network
     size = run.setting("data", "init_args", "image_size")
     if size:
         yield "image size", f"{size} pixels"
-    if run.best:
-        yield "best.ckpt", run.best.weights
-    if run.seconds:
-        yield "time", duration(sum(run.seconds.values()))
+    if run.facts.best:
+        yield "best.ckpt", run.facts.best.weights
+    if run.facts.seconds:
+        yield "time", duration(sum(run.facts.seconds.values()))
     yield "run", run.name
-
-
-def _splits(run: RunRecord) -> dict[str, Any]:
-    return run.about.get("splits", {})
 
 
 def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield names and values of what is needed to repeat the run."""
-    for line in run.about.get("lines", ()):
+    for line in run.facts.lines:
         what, _, text = line.partition(": ")
         yield what, text
-    if run.best:
-        yield "best.ckpt", run.best.why
+    if run.facts.best:
+        yield "best.ckpt", run.facts.best.why
     if run.setting("seed_everything") is not None:
         yield "seed", str(run.setting("seed_everything"))
-    if run.about.get("fingerprint"):
-        yield "images", f"fingerprint {run.about['fingerprint']}"
+    if run.facts.fingerprint:
+        yield "images", f"fingerprint {run.facts.fingerprint}"
     if versions:
         yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
 
@@ -155,8 +150,13 @@ def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]
 def training_charts(run: RunRecord) -> Iterator[str]:
     """Yield charts of the loss, the metrics and the learning rates, if they were logged."""
     best = None
-    if run.best and run.best.share > 0:  # otherwise best.ckpt has the weights before training
-        best = (run.best.epoch, "best.ckpt" if run.best.share == 1 else "part of best.ckpt")
+    if (
+        run.facts.best and run.facts.best.share > 0
+    ):  # otherwise best.ckpt has the weights before training
+        best = (
+            run.facts.best.epoch,
+            "best.ckpt" if run.facts.best.share == 1 else "part of best.ckpt",
+        )
     for what in ("loss", "mAP", "f1_micro") if run.has_labels else ("loss", "accuracy"):
         train = "train/loss_epoch" if what == "loss" else f"train/{what}"
         lines = {

@@ -21,7 +21,7 @@ Other files of a run:
 - `predictions`: predictions.csv and test_predictions.csv. `prediction_rows` has their columns.
 - `clock`: the time of each phase, in run.json.
 - `interpolation_record`: the choice between the weights at the start and at the end.
-- `page_facts` has the types of facts that only pages show.
+- `facts` has the types of run.json, which are checked when it is read and written.
 - `result_file` reads and writes test.json and val.json.
 
 During a fit:

@@ -75,7 +75,7 @@ class Clock(pl.Callback):
         """Return the seconds in the run's record; an empty dict if there are none yet."""
         if self.run.path is None or not is_global_zero:  # only rank 0 reads and writes it
             return {}
-        return self.run.dir.facts().get("seconds", {})
+        return self.run.dir.facts.seconds
 
     def _rounded(self) -> dict[str, float]:
         return {phase: round(seconds, 3) for phase, seconds in self.seconds.items()}

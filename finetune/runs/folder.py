@@ -277,8 +277,7 @@ def check_unused(folder: Path) -> None:
     if folder.is_dir() and not folder.is_symlink() and _is_ours(folder) and not has_result(folder):
         check_free(folder)
     elif os.path.lexists(folder):
-        run = RunDir(folder)
-        can_go_on = run.has("last") or bool(run.fits)
+        can_go_on = RunDir(folder).state in ("finished", "unfinished")
         hint = "continue that run with --resume" if can_go_on else f"finetune runs rm {folder}"
         raise WrongUsage(
             f"--name {folder.name}: {shown_place(folder)} exists already: choose another name, or {hint}"
@@ -366,9 +365,9 @@ class RunFolder(pl.Callback):
 
     def _facts(self, beginning: dict[str, Any]) -> dict[str, Any]:
         """Return the facts to write. A resumed run keeps how it began, adds its command, and has not ended."""
-        first = self.run.dir.facts()
-        if "command" not in first:
+        first = self.run.dir.facts
+        if not first.command:
             return beginning
-        kept = {name: first[name] for name in _OF_THE_BEGINNING if name in first}
-        went_on_by = [*first.get("went_on_by", []), beginning["command"]]
+        kept = {name: getattr(first, name) for name in _OF_THE_BEGINNING}
+        went_on_by = [*first.went_on_by, beginning["command"]]
         return {**beginning, **kept, "went_on_by": went_on_by, "ended": None}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct, to_builtins
+from msgspec import Meta, Struct
 
 from finetune.runs.intervals import interval, num_right_of, percent, wilson
 
@@ -68,10 +68,6 @@ class Headline(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.line}. {self.comment}" if self.comment else self.line
 
-    def as_plain(self) -> dict[str, Any]:
-        """Return it as plain values for JSON."""
-        return to_builtins(self)
-
 
 class Best(Struct, frozen=True, kw_only=True):
     """The weights of best.ckpt, and their result on the validation images that chose them.
@@ -89,10 +85,6 @@ class Best(Struct, frozen=True, kw_only=True):
     why: str
     result: Headline
     share: Share = 1.0
-
-    def as_plain(self) -> dict[str, Any]:
-        """Return it as plain values for JSON."""
-        return to_builtins(self)
 
 
 def best_of_epoch(
@@ -189,7 +181,7 @@ def _of_labels(result: Mapping[str, Any], split: str, name: str) -> Headline:
     return Headline(
         split=name,
         metric="mAP",
-        value=result[f"{split}/mAP"],
+        value=min(1.0, result[f"{split}/mAP"]),  # rounding may put a mean of ones above 1
         low=low,
         high=high,
         num_images=num,

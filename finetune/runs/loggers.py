@@ -251,7 +251,7 @@ class RunLogger(Logger):
             ValueError: The library cannot start.
         """
         run = RunDir(self._run.choose())
-        names = run.facts().get("loggers", {})
+        names = run.facts.loggers
         try:
             started = _KINDS[self.kind](run, names.get(self.kind), self._first_step)
             started.log_config(settings)

@@ -248,7 +248,7 @@ class Checkpoints(Checkpoint):
                 before = self.run.forget_best if name == "best" else None
                 self._io.save_checkpoint(item.content, self.run.checkpoint(name), before)
             if name == "best" and item.record is not None:
-                self.run.dir.update(best=item.record.as_plain())
+                self.run.dir.update(best=item.record)
 
 
 def _is_last_batch(trainer: pl.Trainer) -> bool:

@@ -1,4 +1,4 @@
-"""Reads the folder of a run: its settings, its metrics, and its predictions for the test images."""
+"""Reads all files of a run that pages show: its settings, its metrics, and its predictions for the test images."""
 
 import csv
 import os
@@ -10,48 +10,98 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec import structs
 
 from finetune.runs.best_epoch import MONITORS
-from finetune.runs.headline import NO_RESULT, Best, Headline
+from finetune.runs.headline import NO_RESULT
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.predictions_table import Predictions
 from finetune.runs.result_file import read_result
-from finetune.runs.run_dir import RunDir, best_in, result_in
+from finetune.runs.run_dir import RunDir
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    """The content of a run's folder. The value of a file that does not exist is empty.
+class RunRecord(RunDir):
+    """A run with the content of its files, each read when it is first needed. A file that does not exist is empty.
 
-    Attributes:
-        path: The folder.
-        about: run.json: the command, facts that were known when the run began, and its results.
-        config: config.yaml, plain values.
-        config_text: The text of config.yaml.
-        metrics: Rows of steps.csv.
-        result: test.json.
-        predictions: test_predictions.csv, or predictions.csv of a cross-validation.
-        skipped: Lines of skipped.txt.
+    A damaged file raises a ValueError that names it.
     """
 
-    path: Path
-    about: dict[str, Any]
-    config: dict[str, Any]
-    config_text: str
-    metrics: list[dict[str, str]]
-    result: dict[str, Any]
-    predictions: Predictions | None
-    skipped: list[str]
+    @cached_property
+    def config_text(self) -> str:
+        """The text of config.yaml; "" if the run was killed before it was written."""
+        path = self.path / "config.yaml"
+        try:
+            return path.read_text("utf-8")
+        except FileNotFoundError:
+            return ""
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The content of config.yaml."""
+        try:
+            config = yaml.safe_load(self.config_text)
+        except yaml.YAMLError as error:
+            raise ValueError(f"{self.path / 'config.yaml'} is damaged: {error}") from error
+        return config if isinstance(config, dict) else {}
+
+    @cached_property
+    def metrics(self) -> list[dict[str, str]]:
+        """The rows of steps.csv."""
+        path = self.path / "steps.csv"
+        try:
+            rows = read_metrics(path)
+            for value in {value for row in rows for value in row.values() if value}:
+                float(value)
+        except (TypeError, ValueError, csv.Error) as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+        return rows
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """The content of test.json."""
+        return read_result(self.path / "test.json")
+
+    @cached_property
+    def predictions(self) -> Predictions | None:
+        """The predictions for the test images; None if there are none. Paths are valid in the working directory."""
+        name = "predictions.csv" if "folds" in self.result else "test_predictions.csv"
+        names: Sequence[str] = self.result.get("class_names", ())
+        if not names or not (self.path / name).is_file():
+            return None
+        is_single = "label_counts" not in self.result
+        predictions = Predictions.read(self.path / name, names, is_single)
+        paths = ((path, os.path.join(self.begun_in, path)) for path in predictions.paths)
+        return replace(
+            predictions, paths=[at if os.path.isfile(at) else path for path, at in paths]
+        )
+
+    def without_test(self) -> "RunRecord":
+        """Return the same without its test, which is one of earlier weights while the run goes on."""
+        run = RunRecord(self.path)
+        run.__dict__["_record"] = self._record._replace(
+            facts=structs.replace(self.facts, test=None)
+        )
+        run.__dict__["result"] = {}
+        return run
+
+    @property
+    def num_skipped(self) -> int:
+        """The number of lines of skipped.txt."""
+        path = self.path / "skipped.txt"
+        return len(path.read_bytes().splitlines()) if path.is_file() else 0
+
+    @property
+    def begun_in(self) -> str:
+        """The working directory of the run, to which its paths may be relative."""
+        return self.facts.folder or str(self.result.get("folder") or os.getcwd())
 
     @property
     def has_labels(self) -> bool:
         """Whether images have several labels or none, instead of one class each."""
         return "label_counts" in self.result or bool(self.names(MONITORS["several"]))
-
-    @property
-    def name(self) -> str:
-        """The folder's name. The name of a version has its parent folders as well: `demo/fit/version_0`."""
-        return RunDir(self.path).name
 
     @property
     def title(self) -> str:
@@ -61,9 +111,8 @@ class RunRecord:
     @property
     def data_set(self) -> str:
         """The name of the folder of the data set; "" if it is not known."""
-        root = self.about.get("root") or self.setting("data", "init_args", "root")
-        folder = str(self.about.get("folder", ""))
-        return Path(folder, root).name if isinstance(root, str) else ""
+        root = self.facts.root or self.setting("data", "init_args", "root")
+        return Path(self.facts.folder, root).name if isinstance(root, str) else ""
 
     @property
     def network(self) -> str:
@@ -81,128 +130,43 @@ class RunRecord:
 
     def line(self, name: str, over: str = "epoch") -> tuple[list[float], list[float]]:
         """Return the steps or the epochs of a metric, epochs counted from one, and its values."""
+        first = 1 if over == "epoch" else 0
         rows = [row for row in self.metrics if row.get(name) and row.get(over)]
-        places = (
-            [float(row[over]) + 1 for row in rows]
-            if over == "epoch"
-            else [float(row[over]) for row in rows]
-        )
-        return places, [float(row[name]) for row in rows]
+        return [float(row[over]) + first for row in rows], [float(row[name]) for row in rows]
 
     def names(self, prefix: str) -> list[str]:
         """Return the names of the metrics that begin with `prefix`."""
-        return [
-            name for name in (self.metrics[0] if self.metrics else ()) if name.startswith(prefix)
-        ]
-
-    @cached_property
-    def best(self) -> Best | None:
-        """The weights of best.ckpt; None without a validation."""
-        return best_in(self.about)
-
-    @cached_property
-    def headline(self) -> Headline | None:
-        """The result of the test, or else of the validation; None if neither is known."""
-        return result_in(self.about)
-
-    @property
-    def tested(self) -> Headline | None:
-        """The result of the test; None if nothing was tested."""
-        result = self.headline
-        return result if result is not None and result.split == "test" else None
+        columns = self.metrics[0] if self.metrics else ()
+        return [name for name in columns if name.startswith(prefix)]
 
     @property
     def headline_text(self) -> str:
         """The result in one sentence."""
-        return str(self.headline or NO_RESULT)
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """The seconds of each phase; empty if they are not known."""
-        return self.about.get("seconds", {})
-
-    def num_images(self, split: str) -> int:
-        """Return the number of images of a split; 0 if it is unknown."""
-        facts = self.about.get("splits", {}).get(split, {})
-        return int(facts.get("num_images", sum(facts.get("counts", {}).values())))
+        return str(self.facts.result or NO_RESULT)
 
     @property
     def date(self) -> str:
         """When the run began, `2026-01-31 14:05` in local time; "" if that is unknown."""
         try:
-            began = datetime.fromisoformat(self.about["began"]).astimezone()
-        except (LookupError, ValueError):
+            began = datetime.fromisoformat(self.facts.began).astimezone()
+        except ValueError:
             return ""
         return began.strftime("%Y-%m-%d %H:%M")
 
 
 def read_run(path: Path) -> RunRecord:
-    """Read the folder of a run of `fit` or `test`.
+    """Return the record of a run of `fit` or `test`.
 
     Raises:
         FileNotFoundError: It is not the folder of a run.
-        ValueError: A file in it is damaged.
+        ValueError: Its run.json is damaged.
     """
-    run = RunDir(path)
+    run = RunRecord(path)
     if not run.is_run:
         fault = "it has no run.json" if path.exists() else "it does not exist"
         raise FileNotFoundError(
             f"{str(path)!r} is not the folder of a run: {fault}. `finetune runs` lists the runs"
         )
-    about = run.facts()
-    config_text, config = _config(path / "config.yaml")
-    result = read_result(path / "test.json")
-    rows = path / ("predictions.csv" if "folds" in result else "test_predictions.csv")
-    names: Sequence[str] = result.get("class_names", ())
-    skipped = path / "skipped.txt"
-    begun_in = about.get("folder") or result.get("folder", "")
-    predictions = None
-    if rows.is_file() and names:
-        predictions = Predictions.read(rows, names, is_single="label_counts" not in result)
-        predictions = _with_existing_paths(predictions, begun_in)
-    return RunRecord(
-        path=path,
-        about=about,
-        config=config,
-        config_text=config_text,
-        metrics=_metrics(path / "steps.csv"),
-        result=result,
-        predictions=predictions,
-        skipped=skipped.read_text("utf-8", "surrogateescape").splitlines()
-        if skipped.is_file()
-        else [],
-    )
-
-
-def _config(path: Path) -> tuple[str, dict[str, Any]]:
-    try:
-        text = path.read_text("utf-8")
-        config = yaml.safe_load(text)
-    except FileNotFoundError:  # killed before it was written
-        return "", {}
-    except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    return text, config if isinstance(config, dict) else {}
-
-
-def _metrics(path: Path) -> list[dict[str, str]]:
-    try:
-        rows = read_metrics(path)
-        for value in {value for row in rows for value in row.values() if value}:
-            float(value)
-    except (TypeError, ValueError, csv.Error) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    return rows
-
-
-def _with_existing_paths(predictions: Predictions, folder: str) -> Predictions:
-    """Return predictions with paths that are valid in the working directory.
-
-    Args:
-        predictions: Predictions, whose paths may be relative to `folder`.
-        folder: The working directory of the run; "" if it is unknown, then the present one is tried.
-    """
-    joined = [(path, os.path.join(folder or os.getcwd(), path)) for path in predictions.paths]
-    return replace(
-        predictions, paths=[full if os.path.isfile(full) else path for path, full in joined]
-    )
+    if run.damage:
+        raise ValueError(run.damage)
+    return run

@@ -37,7 +37,7 @@ def check_removable(path: Path) -> None:
     if not path.exists():
         raise NotFound(f"there is no run {path}")
     run = RunDir(path)
-    if path.is_symlink() or not run.is_run or run.facts().get("kind") != "fit":
+    if path.is_symlink() or not run.is_run or run.facts.kind != "fit":
         raise WrongUsage(f"{path} is not the folder of a run of finetune fit: nothing is deleted")
     own = RunDir(path.resolve())
     joined = next((run for run in map(RunDir, own.path.parents) if own in run.fits), None)

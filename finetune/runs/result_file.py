@@ -8,15 +8,19 @@ from typing import Any, TypedDict
 import msgspec
 import numpy as np
 
-from finetune.runs.headline import Count
-from finetune.runs.page_facts import Corrections
-from finetune.runs.run_dir import read_json
+from finetune.runs.facts import Corrections
+from finetune.runs.headline import Count, Share
 from finetune.system.files import replace_text
+from finetune.system.messages import reason
 
 MAX_DENSE = 100  # classes whose matrices are written as they are
 # Matrices (K, K), and the name of their cells: rows of the true class, the other class and the number of images.
 _CELLS = {"confusion_matrix": "confusion_cells", "cooccurrence": "cooccurrence_cells"}
 _Pair = tuple[Count, Count]
+_Losses = dict[str, float | None]
+_Shares = dict[str, Share | None]
+_ROUNDED = 1 + 1e-9  # a mean of ones may be above 1 by rounding
+_Interval = tuple[Share, Share] | None
 
 
 class _Calibration(TypedDict):
@@ -28,6 +32,14 @@ class _Calibration(TypedDict):
 class _LabelCalibration(TypedDict):
     error: list[float]
     error_by_chance: list[float]
+
+
+class _Fold(TypedDict, total=False):
+    run: str
+    num_images: Count
+    num_right: Count
+    mAP: Share | None
+    mAP_interval: _Interval
 
 
 class _Tables(TypedDict, total=False):
@@ -43,6 +55,8 @@ class _Tables(TypedDict, total=False):
     calibration: _Calibration | None
     joined_calibration: _Calibration | None
     corrections: Corrections
+    mAP_interval: _Interval
+    folds: list[_Fold]
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
@@ -59,28 +73,37 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: The file is damaged.
     """
-    result = read_json(path)
     try:
-        result = _checked(result)
+        result = _checked(json.loads(path.read_text("utf-8")))
         if "test_folder" in result:
             names = {"class_names": result["class_names"]}
             result["test_folder"] = _checked(names | result["test_folder"])
-    except (LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (LookupError, TypeError, ValueError, OSError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {reason(error)}") from error
     return result
 
 
-def _checked(result: dict[str, Any]) -> dict[str, Any]:
+def _checked(content: Any) -> dict[str, Any]:
     """Return a result with complete matrices.
 
     Raises:
-        IndexError: It has a cell outside a matrix.
-        ValueError: A value has another type, or a table another number of rows or columns than there are classes.
+        LookupError: It has a cell outside a matrix.
+        ValueError: A value has another type or range, or a table another number of rows or columns than there are
+            classes.
     """
-    msgspec.convert(result, _Tables)
-    metrics = {name: value for name, value in result.items() if "/" in name}
-    msgspec.convert(metrics, dict[str, float | None])
-    result = _dense(result)
+    msgspec.convert(content, _Tables)
+    result = _dense(content)
+    for name, value in list(result.items()):
+        if "/" in name:
+            is_loss = name.split("/")[1] == "loss"
+            if value is not None and not is_loss and 1 < value < _ROUNDED:
+                result[name] = 1.0
+            msgspec.convert({name: result[name]}, _Losses if is_loss else _Shares)
+    for fold in result.get("folds", ()):
+        if fold.get("num_right", 0) > fold.get("num_images", 0):
+            raise ValueError("a fold has more right predictions than images")
     num_classes = len(result.get("class_names", ()))
     for name in (*_CELLS, "label_counts"):
         sizes = {len(result[name])} if name in result else set()

@@ -85,7 +85,7 @@ class Results(pl.Callback):
         write_result(file, result)
         headline = headline_of(result, split)
         if split == "test":
-            self.run.dir.update(test=headline and headline.as_plain())
+            self.run.dir.update(test=headline)
         for name in (f"{split}/{metric}" for metric in METRICS):
             if name in values:
                 print(f"{name} {values[name]:.4f}", flush=True)

@@ -5,17 +5,16 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from finetune import __version__
-from finetune.runs.headline import Best, Count, Headline
-from finetune.runs.page_facts import Corrections, Finding, Ranking
+from finetune.runs.facts import Facts
 from finetune.runs.run_lock import is_held
 from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage, reason, shown
@@ -23,86 +22,28 @@ from finetune.system.messages import WrongUsage, reason, shown
 RECORD = "run.json"
 State = Literal["running", "finished", "unfinished", "no checkpoint", "damaged"]
 
-_MARK = "finetune"  # the key with the version that began the run
 _DEPTH = 6  # levels of folders below the one that is searched
 # Threads of one process change records one after another. Other processes do not: one process writes a run.
 _updating = threading.Lock()
 
 
-_NumFits = Annotated[int, Meta(ge=1, le=1000)]  # far above those of any command
-
-
-class _Identity(TypedDict, total=False):
-    folds: _NumFits | None
-    members: _NumFits | None
-
-
-class _Split(TypedDict):
-    origin: NotRequired[str]
-    counts: dict[str, Count]
-    num_images: NotRequired[Count]
-
-
-class Facts(TypedDict, total=False):
-    """The content of run.json as far as commands and pages compute with it.
+class _Record(NamedTuple):
+    """A run.json as it was read.
 
     Attributes:
-        kind: The command that makes the run: `fit`, `test`, `validate` or `predict`.
-        command: The command line that began it.
-        began: The time at which it began.
-        ended: The time at which its test and its report were complete.
-        folder: The working directory of the command.
-        data: The folder or the table of images, as the user named it; None for that of the data class.
-        root: The folder of images.
-        network: The backbone.
-        identity: The data and the network of a fit.
-        went_on_by: The command lines that continued it.
-        fingerprint: That of the images.
-        began_from: The checkpoint of another run that training started from.
-        licence_of_the_weights: What training started from, and its licence.
-        splits: The number of images of each class, by split.
-        first_look: What was found before training.
-        backbone_ranking: The networks of `--model.backbone auto`.
-        corrections: What a file of corrections has changed.
-        lines: The data, the network and the device in words.
-        doubts: Why its result may be unreliable.
-        seconds: The time of each phase.
-        epochs: Number of epochs that have ended.
-        loggers: The ID under which each logger logs the run.
-        best: The weights of best.ckpt and their validation. It is written after that file, and removed before another
-            one is written. A run that was killed in between has no value.
-        test: The result of the test, written after test.json.
+        facts: Its content; of a damaged file none.
+        damage: What is wrong with it; "" for nothing.
+        is_ours: Whether finetune wrote it. A damaged file counts, another tool's does not.
     """
 
-    kind: str
-    command: str
-    began: str
-    ended: str
-    folder: str
-    data: str | None
-    root: str | None
-    network: str
-    identity: _Identity
-    went_on_by: list[str]
-    fingerprint: str | None
-    began_from: str | None
-    licence_of_the_weights: str | None
-    splits: dict[str, _Split]
-    first_look: list[Finding] | None
-    backbone_ranking: Ranking | None
-    corrections: Corrections | None
-    lines: list[str]
-    doubts: list[str]
-    seconds: dict[str, Annotated[float, Meta(ge=0, le=1e10)]]
-    epochs: Count
-    loggers: dict[str, str]
-    best: Best
-    test: Headline
+    facts: Facts
+    damage: str = ""
+    is_ours: bool = True
 
 
 @dataclass(frozen=True, order=True)
 class RunDir:
-    """The folder of a run, which is a folder with a run.json.
+    """The folder of a run, which is a folder with a run.json. That file is read once, when it is first needed.
 
     Attributes:
         path: The folder.
@@ -116,48 +57,65 @@ class RunDir:
         parts = self.path.resolve().parts
         return "/".join(parts[-3:] if is_numbered(parts[-1]) else parts[-1:])
 
+    @cached_property
+    def _record(self) -> _Record:
+        try:
+            content = json.loads((self.path / RECORD).read_text("utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return _Record(Facts(), is_ours=False)
+        except (OSError, ValueError, RecursionError) as error:
+            return _Record(Facts(), reason(error))
+        is_ours = isinstance(content, dict) and "finetune" in content
+        try:
+            facts = msgspec.convert(content, Facts)
+        except msgspec.ValidationError as error:
+            return _Record(Facts(), str(error), is_ours)
+        return _Record(facts, "" if is_ours else "finetune did not write it", is_ours)
+
     @property
     def is_run(self) -> bool:
         """Whether finetune made the folder. A damaged run.json counts, another tool's does not."""
-        try:
-            content = _parse(self.path / RECORD)
-        except ValueError:
-            return True
-        return isinstance(content, dict) and _MARK in content
+        return self._record.is_ours
 
-    def facts(self) -> dict[str, Any]:
-        """Return the content of run.json; an empty dict if there is none.
+    @property
+    def damage(self) -> str:
+        """What is wrong with run.json, in a sentence; "" for nothing."""
+        if not self._record.damage:
+            return ""
+        path = self.path / RECORD
+        remedy = "restore it, or delete it: its checkpoints remain usable"
+        return f"{path} is damaged: {self._record.damage}; {remedy}"
+
+    @property
+    def facts(self) -> Facts:
+        """The content of run.json; without such a file there are no facts.
 
         Raises:
             ValueError: It is damaged.
         """
-        path = self.path / RECORD
-        try:
-            content = read_json(path)
-            msgspec.convert(content, Facts)
-        except msgspec.ValidationError as error:
-            fault = f"{path} is damaged: {error}"
-        except ValueError as error:
-            fault = str(error)
-        else:
-            return content
-        raise ValueError(f"{fault}; restore it, or delete it: its checkpoints remain usable")
+        if self.damage:
+            raise ValueError(self.damage)
+        return self._record.facts
 
     def update(self, **facts: Any) -> None:
         """Write facts to run.json, which is replaced atomically; a fact that is None is removed.
+
+        The facts are merged with those that the file has now, and are those of this object from now on.
 
         Raises:
             ValueError: The file is damaged, or would be with these facts. It keeps its content.
             OSError: It cannot be written. It then has its earlier content.
         """
         with _updating:
-            before = self.facts()
-            after = {**({} if before else {_MARK: __version__}), **before, **facts}
-            after = {name: value for name, value in after.items() if value is not None}
+            before = RunDir(self.path).facts
+            merged = {"finetune": __version__, **msgspec.to_builtins(before)}
+            merged |= msgspec.to_builtins(facts, enc_hook=float)
+            known = {name: value for name, value in merged.items() if value is not None}
+            after = msgspec.convert(known, Facts)
             if after != before:
-                text = json.dumps(after, indent=2, allow_nan=False)
-                msgspec.convert(json.loads(text), Facts)
+                text = json.dumps(msgspec.to_builtins(after), indent=2, allow_nan=False)
                 replace_text(self.path / RECORD, f"{text}\n")
+        self.__dict__["_record"] = _Record(after)
 
     def checkpoint(self, name: str) -> Path:
         """Return the path of a checkpoint: `best` or `last`."""
@@ -170,7 +128,7 @@ class RunDir:
     @property
     def has_ended(self) -> bool:
         """Whether its training, its test and its report are complete."""
-        return "ended" in self.facts()
+        return self.facts.ended is not None
 
     @property
     def fits(self) -> list["RunDir"]:
@@ -178,9 +136,11 @@ class RunDir:
 
         They are in order, and need not have begun.
         """
-        identity = self.facts().get("identity", {})
-        name = "fold" if identity.get("members") is None else "member"
-        num = identity.get("folds") or identity.get("members") or 0
+        identity = self.facts.identity
+        if identity is None:
+            return []
+        name = "fold" if identity.members is None else "member"
+        num = identity.folds or identity.members or 0
         return [RunDir(self.path / "fit" / f"{name}_{number}") for number in range(1, num + 1)]
 
     @property
@@ -188,65 +148,23 @@ class RunDir:
         """What the run is doing, or how it has ended."""
         if is_held(self.path):
             return "running"
-        try:
-            has_ended = self.has_ended
-            has_fits = bool(self.fits)
-        except ValueError:
+        if self.damage:
             return "damaged"
         if not self.has("best") and not self.has("last"):
-            return "unfinished" if has_fits else "no checkpoint"
-        return "finished" if has_ended else "unfinished"
+            return "unfinished" if self.fits else "no checkpoint"
+        return "finished" if self.has_ended else "unfinished"
 
     @property
     def began(self) -> float:
         """When it began, in seconds since 1970; for a damaged record the time of the file."""
         try:
-            return datetime.datetime.fromisoformat(self.facts()["began"]).timestamp()
-        except (LookupError, ValueError):
+            return datetime.datetime.fromisoformat(self.facts.began).timestamp()
+        except ValueError:
             record = self.path / RECORD
         try:
             return record.stat().st_mtime
         except OSError:  # another process has deleted the run
             return 0.0
-
-
-def result_in(facts: Mapping[str, Any]) -> Headline | None:
-    """Return the result in the facts of a run: of its test, or else of best.ckpt on the validation images; or None."""
-    if "test" in facts:
-        return msgspec.convert(facts["test"], Headline)
-    best = best_in(facts)
-    return None if best is None else best.result
-
-
-def best_in(facts: Mapping[str, Any]) -> Best | None:
-    """Return the record of best.ckpt in the facts of a run; None without a validation."""
-    return msgspec.convert(facts["best"], Best) if "best" in facts else None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file of a run; an empty dict if there is no such file.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
-    content = _parse(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged: it is not a JSON object")
-    return content
-
-
-def _parse(path: Path) -> Any:
-    """Return the value in a JSON file; an empty dict if there is no such file.
-
-    Raises:
-        ValueError: It is not JSON.
-    """
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {reason(error)}") from error
 
 
 def now() -> str:
@@ -286,25 +204,18 @@ def version_of(folder: Path) -> int:
     return int(folder.name.removeprefix("version_"))
 
 
-def runs_of(root: str | Path, command: str = "fit") -> list[Path]:
-    """Return the runs in `<root>/<command>`, numbered and named ones, oldest first.
-
-    Numbered runs are in the order of their numbers. Named ones are sorted between them by the time of their start.
-    """
+def runs_of(root: str | Path) -> list[RunDir]:
+    """Return the runs of `fit` in `<root>/fit`, oldest first. A numbered run counts as newer than a copy of it."""
     try:
-        runs = [RunDir(path) for path in Path(root, command).iterdir() if path.is_dir()]
+        folders = [path for path in Path(root, "fit").iterdir() if path.is_dir()]
     except OSError:
         return []
-    runs = [run for run in runs if run.is_run]
-    numbered = [run for run in runs if is_numbered(run.path.name)]
-    dated = []
-    latest = 0.0
-    for run in sorted(numbered, key=lambda run: version_of(run.path)):
-        latest = max(latest, run.began)
-        dated.append((latest, version_of(run.path), run.path))
-    # A copy of a numbered run has the same start time. The original counts as newer.
-    dated += [(run.began, -1, run.path) for run in runs if not is_numbered(run.path.name)]
-    return [path for *_, path in sorted(dated)]
+
+    def age(run: RunDir) -> tuple[float, int]:
+        name = run.path.name
+        return run.began, version_of(run.path) if is_numbered(name) else -1
+
+    return sorted((run for run in map(RunDir, folders) if run.is_run), key=age)
 
 
 def find_runs(folder: Path) -> list[RunDir]:
@@ -317,7 +228,8 @@ def _find(folder: Path, depth: int) -> Iterator[RunDir]:
     if run.is_run:
         if is_fit(run):
             yield run
-        return
+        if not run.damage:  # else there may be runs below: it may be a copy of another file
+            return
     try:
         with os.scandir(folder) as entries:
             folders = [Path(entry) for entry in entries if _is_searched(entry)]
@@ -330,10 +242,7 @@ def _find(folder: Path, depth: int) -> Iterator[RunDir]:
 
 def is_fit(run: RunDir) -> bool:
     """Return whether a run is one of `fit`, or has a damaged record."""
-    try:
-        return run.facts().get("kind") == "fit"
-    except ValueError:
-        return True
+    return bool(run.damage) or run.facts.kind == "fit"
 
 
 def _is_searched(entry: "os.DirEntry[str]") -> bool:

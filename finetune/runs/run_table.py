@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.runs.headline import Headline
-from finetune.runs.run_dir import RunDir, State, find_runs, result_in
-from finetune.system.messages import reason
+from finetune.runs.run_dir import RunDir, State, find_runs
 
 SORT_KEYS = ("when", "data", "network", "epochs", "accuracy", "seconds", "size", "folder")
 
@@ -92,24 +91,21 @@ def run_table(folder: Path, key: str = "when") -> list[RunRow]:
 def read_row(run: RunDir) -> RunRow:
     """Return the row of a run; that of a damaged run has only its place, its size and the damage."""
     size = size_of([run.path])
-    try:
-        facts = run.facts()
-        epochs = max([facts.get("epochs", 0), *(f.facts().get("epochs", 0) for f in run.fits)])
-    except ValueError as error:
-        folder = str(run.path)
-        return RunRow(folder, run.state, run.began, size, damage=reason(error))
-    seconds = facts.get("seconds")
+    damage = run.damage or next((fit.damage for fit in run.fits if fit.damage), "")
+    if damage:
+        return RunRow(str(run.path), run.state, run.began, size, damage=damage)
+    facts = run.facts
     return RunRow(
         folder=str(run.path),
         state=run.state,
         began=run.began,
         size=size,
-        data=str(facts.get("data") or facts.get("root") or ""),
-        network=facts.get("network", ""),
-        epochs=epochs,
-        result=result_in(facts),
-        seconds=sum(seconds.values()) if seconds else None,
-        command=facts.get("command", ""),
+        data=facts.data or facts.root or "",
+        network=facts.network,
+        epochs=max(one.facts.epochs for one in (run, *run.fits)),
+        result=facts.result,
+        seconds=sum(facts.seconds.values()) if facts.seconds else None,
+        command=facts.command,
     )
 
 

@@ -21,7 +21,7 @@ def data_folder(run: RunRecord) -> str:
     """Return the absolute path or the address of the folder of the images of a run."""
     root = run.setting("data", "init_args", "root")
     table = run.setting("data", "init_args", "table")
-    folder = str(run.about.get("root", ""))
+    folder = run.facts.root or ""
     if isinstance(root, str):
         folder = root.rstrip("/")
     elif isinstance(table, str):
@@ -31,5 +31,4 @@ def data_folder(run: RunRecord) -> str:
 
 def _absolute(run: RunRecord, path: str) -> str:
     """Return the absolute path of a path that is relative to the folder in which a run began."""
-    begun_in = str(run.about.get("folder") or run.result.get("folder", ""))
-    return path if is_address(path) else os.path.abspath(os.path.join(begun_in, path))
+    return path if is_address(path) else os.path.abspath(os.path.join(run.begun_in, path))

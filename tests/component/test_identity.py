@@ -1,12 +1,12 @@
 """Which run `--resume` continues: the newest one that has recorded the data and the network of the command."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from finetune.fitting.resume import KEY, Found, Identity, check_has_last, find_run, read_identity
+from finetune.fitting.resume import Found, Identity, check_has_last, find_run, read_identity
 from finetune.runs.folder import Run
 from finetune.runs.run_dir import RunDir
 from finetune.system.messages import WrongUsage
@@ -18,7 +18,7 @@ ANY = Identity()
 def write_run(folder: Path, identity: Identity = PHOTOS, **facts: object) -> Path:
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     (folder / "checkpoints/last.ckpt").touch()
-    RunDir(folder).update(kind="fit", **{KEY: identity.as_plain()}, **facts)
+    RunDir(folder).update(kind="fit", identity=identity, **facts)
     return folder
 
 

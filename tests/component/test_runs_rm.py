@@ -9,6 +9,7 @@ from promise import promise
 from run_folders import write_run
 from run_holders import another
 
+from finetune.runs.facts import Facts
 from finetune.runs.removal import check_removable, delete_run
 from finetune.runs.run_dir import RunDir
 from finetune.system.messages import WrongUsage
@@ -64,7 +65,7 @@ def test_files_of_others_in_a_run_stay(run, tmp_path):
 
 
 def take_any_folder_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunDir, "facts", lambda run: {"finetune": "0.1.0", "kind": "fit"})
+    monkeypatch.setattr(RunDir, "facts", Facts(kind="fit"))
     monkeypatch.setattr(RunDir, "is_run", True)
 
 

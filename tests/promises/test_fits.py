@@ -130,7 +130,7 @@ def test_a_full_disk_keeps_the_result_of_the_best_checkpoint_that_stays(cli, run
     assert [
         (folder / name).read_bytes() for name in ("test.json", "test_predictions.csv")
     ] == before
-    assert RunDir(folder).facts()["test"]["num_images"] == 30
+    assert RunDir(folder).facts.test.num_images == 30
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -67,9 +66,9 @@ def test_the_report_opens_and_shows_the_accuracy(finished, tmp_path):
 def test_a_fit_with_report_leaves_what_the_page_is_made_of(finished, predicted):
     names = {path.name for path in finished.iterdir()}
     assert {"report.html", "run.json", "augmented.webp"} <= names
-    about = RunDir(finished).facts()
-    counts = [sum(about["splits"][split]["counts"].values()) for split in ("train", "val", "test")]
-    assert counts == [56, 4, 30] and about["command"].startswith("finetune fit ")
+    facts = RunDir(finished).facts
+    assert [facts.splits[split].num for split in ("train", "val", "test")] == [56, 4, 30]
+    assert facts.command.startswith("finetune fit ")
     with open(finished / "test_predictions.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["path"] for row in rows] == sorted(predicted)
@@ -220,7 +219,7 @@ def forget_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
 @promise("report", controls=[forget_a_cell])
 def test_a_report_has_the_numbers_of_its_run_and_links_that_lead_somewhere(run):
     record = read_run(run)
-    assert str(record.headline) == (
+    assert str(record.facts.result) == (
         "test accuracy 75.0 % (9 of 12; 95 % interval 46.8–91.1 %). Always predicting blue <b>: 50.0 %."
     )
     text = page_of(run)
@@ -246,13 +245,13 @@ def test_a_report_has_the_numbers_of_its_run_and_links_that_lead_somewhere(run):
 
 
 def test_the_report_of_a_run_without_a_test_or_with_damaged_records(run):
-    splits = RunDir(run).facts()["splits"]
-    del splits["train"], splits["test"]["origin"]
+    splits = RunDir(run).facts.splits
+    del splits["train"]
     RunDir(run).update(root=None, splits=splits, began="yesterday")
     assert "75.0 %" in page_of(run)
     (run / "test.json").unlink()
     RunDir(run).update(test=None)
-    assert str(read_run(run).headline).startswith("validation accuracy 75.0 %")
+    assert str(read_run(run).facts.result).startswith("validation accuracy 75.0 %")
     for name in ("config.yaml", "steps.csv", "test_predictions.csv"):
         (run / name).unlink()
     (run / "run.json").write_text('{"finetune": "0.1.0"}')
@@ -264,7 +263,7 @@ def test_a_report_names_the_weights_that_the_validation_chose_and_a_checkpoint_t
     weights = "75 % of the way to epoch 3"
     result = validation_headline("accuracy", 0.5, 40, 40, weights)
     best = Best(epoch=3, weights=weights, why=f"{weights} by the loss", share=0.75, result=result)
-    RunDir(run).update(best=best.as_plain())
+    RunDir(run).update(best=best)
     text = page_of(run, None)
     assert weights in text
     assert "the checkpoint that predicted them is missing" in text and "heat map of" not in text
@@ -317,9 +316,8 @@ def health(text: str) -> str:
 
 
 def test_a_report_says_what_was_found_in_the_data(run):
-    record = read_run(run)
-    record = replace(record, about=record.about | {"first_look": [FOUND]})
-    found = health(write_report(record, None, {}).read_text("utf-8"))
+    RunDir(run).update(first_look=[FOUND])
+    found = health(write_report(read_run(run), None, {}).read_text("utf-8"))
     assert all(word in found for word in ("files <b>", "test/b.jpg", "finetune check")), found
     assert "no problems" not in found
 
@@ -376,7 +374,7 @@ def test_the_report_of_several_labels_has_the_metrics_of_scikit_learn(labels_run
     text = page_of(labels_run)
     page = Page(text)
     assert {link[1:] for link in page.links if link.startswith("#")} <= {*page.ids}
-    assert "b" not in page.tags and f"{read_run(labels_run).headline.value_text}" in page.words
+    assert "b" not in page.tags and f"{read_run(labels_run).facts.result.value_text}" in page.words
     assert "60 train, 60 val, 60 test" in page.words  # images, not labels
     assert text.count("<svg") >= 5  # loss, mAP, F1, reliability, precision and recall
     assert not any(word in page.words for word in ("Confusion matrix", "temperature"))

@@ -322,8 +322,8 @@ def test_the_start_of_a_run_is_in_all_of_its_files(colours, cli, tmp_path):
     assert epochs_of(run) == 3 and checkpoint["hyper_parameters"]["weights"] == str(weights)
     assert checkpoint["finetune"]["licence_of_the_weights"] == licence
     assert config_of(run)["model"]["weights"] == str(weights)
-    about = RunDir(run).facts()
-    assert about["licence_of_the_weights"] == licence and "began_from" not in about
+    facts = RunDir(run).facts
+    assert facts.licence_of_the_weights == licence and facts.began_from is None
     cli("export", run, "--format", "safetensors", "--out", "model.safetensors")
     exported = read_checkpoint("model.safetensors")
     assert exported["hyper_parameters"]["weights"] == "weights.pt"

@@ -74,8 +74,8 @@ def write_labels_run(
     num_trials = num_trials_of_labels(y.sum(axis=0))
     best = best_of_epoch(2, 0.9, 0.9, "val/mAP", num_images=len(y), num_trials=num_trials)
     test = headline_of(result)
-    facts = {"kind": "fit", "epochs": 3, "best": best.as_plain(), "splits": splits}
-    RunDir(folder).update(**about, **facts, test=test and test.as_plain())
+    facts = {"kind": "fit", "epochs": 3, "best": best, "splits": splits}
+    RunDir(folder).update(**about, **facts, test=test)
     epochs = [
         {"step": 3, "epoch": 0, "val/loss": 0.9, "val/mAP": 0.5, "val/f1_micro": 0.5},
         {"step": 3, "epoch": 0, "train/loss_epoch": 1.1, "train/f1_micro": 0.4},

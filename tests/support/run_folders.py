@@ -59,7 +59,7 @@ def write_run(
     facts = {
         **{"kind": "fit", "data": "photos", "network": "resnet18", **about},
         **{"doubts": [], "fingerprint": "f00d", "seconds": seconds, "epochs": 3},
-        **{"best": best.as_plain(), "test": headline_of(result | more).as_plain()},
+        **{"best": best, "test": headline_of(result | more)},
     }
     RunDir(folder).update(**{**facts, **settings})
     rows = [

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import labels_folder
@@ -75,7 +74,8 @@ def run(tmp_path: Path) -> RunRecord:
 
 
 def test_a_model_card_has_the_results_the_data_and_the_licence_of_its_run(run):
-    card = model_card(run)
+    weights = weights_and_licence(run)
+    card = model_card(run, "photos", weights)
     assert card.startswith("# try\n") and "2 classes: a, b." in card
     assert "test accuracy 66.7 % (2 of 3;" in card
     for name, num_images, num_right in (("a", 2, 1), ("b", 1, 1)):
@@ -83,16 +83,17 @@ def test_a_model_card_has_the_results_the_data_and_the_licence_of_its_run(run):
         recall = f"{num_right / num_images:.3f} ({low:.3f}–{high:.3f})"
         assert f"| {name} | {num_images} | {recall} | " in card
     assert all(words in card for words in ("- few images", "a 4, b 4", "f00d", "random weights"))
-    assert "No test images" in model_card(replace(run, result={}))
-    config = {"model": {"weights": "a/b.safetensors"}}
-    assert "file a/b.saf" in weights_and_licence(replace(run, config=config))
+    assert "No test images" in model_card(run.without_test(), "photos", weights)
+    config = run.path / "config.yaml"
+    config.write_text(config.read_text().replace("weights: null", "weights: a/b.safetensors"))
+    assert "file a/b.saf" in weights_and_licence(read_run(run.path))
 
 
 def test_the_model_card_of_several_labels_has_a_row_for_each(tmp_path):
     labels, p = labels_folder.drawn()
-    run = read_run(labels_folder.write_labels_run(tmp_path / "try", labels, p, ["a", "b", "c"]))
-    card = model_card(run)
-    assert "test mAP 0." in card and "accuracy" not in card and "a, b, c" in card
-    for name, num in zip("abc", labels.sum(axis=0), strict=True):
-        assert re.search(rf"\| {name} \| {num} \| [01]\.\d+ \(0\.", card)
+    run = read_run(labels_folder.write_labels_run(tmp_path / "try", labels, p, ["a", "b", "c|d"]))
+    card = model_card(run, "photos", weights_and_licence(run))
+    assert "test mAP 0." in card and "accuracy" not in card and "a, b, c|d" in card
+    for name, num in zip(["a", "b", r"c\|d"], labels.sum(axis=0), strict=True):
+        assert re.search(rf"\| {re.escape(name)} \| {num} \| [01]\.\d+ \(0\.", card)
     assert f"- {len(labels)} images: a {labels.sum(axis=0)[0]}, " in card
