@@ -21,7 +21,7 @@ from finetune.data.addresses import (
     is_in_bucket,
 )
 from finetune.data.data_place import ARCHIVES, is_archive, is_copied
-from finetune.data.tables.table_file import SUFFIXES, check_supported, is_table
+from finetune.data.tables.table_file import SUFFIXES, is_table
 from finetune.models.hub import is_hub
 from finetune.models.network_names import check_known
 from finetune.runs.local_copies import local_copy
@@ -412,7 +412,6 @@ def _check_folder(folder: str) -> None:
     if not os.path.exists(folder):
         raise NotFound(f"the data folder {folder!r} does not exist{_nearest(folder)}")
     if not os.path.isdir(folder) and not is_archive(folder):
-        check_supported(folder)
         raise WrongUsage(
             f"{folder!r} is a file: pass a folder of images, an archive ({' '.join(ARCHIVES)}), or a table "
             f"({' '.join(SUFFIXES)})"

@@ -1,6 +1,6 @@
 """The images of a place as its folders or the rows of its table name them, and the data set that they are.
 
-`datasets.folders` and `tables.table_listing` make a `Listing`. All else is the same for both: which classes there are,
+`datasets.folders` and `tables.table_rows` make a `Listing`. All else is the same for both: which classes there are,
 what is wrong with them, and the order of the images. So a table trains the weights of the folder that it lists.
 """
 
@@ -84,8 +84,7 @@ class Listing:
         faults: What is wrong with folders, files and rows.
         notes: What a user should know.
         remark: How the labels were found.
-        hint: What to do if the place has fewer than two classes; "" for nothing in particular.
-        supported: What images are and may need, for a class without images; "" for nothing.
+        hint: What to do about a class without images; "" for nothing in particular.
     """
 
     place: str
@@ -106,11 +105,6 @@ class Listing:
     notes: tuple[str, ...] = ()
     remark: str = ""
     hint: str = ""
-    supported: str = ""
-
-    def labels_in(self, images: np.ndarray) -> set[str]:
-        """Return the labels that occur in these images."""
-        return {label for k in np.unique(self.set_of[images]) for label in self.label_sets[k]}
 
 
 def data_set_of(listing: Listing, class_names: Sequence[str] | None) -> DataSet:
@@ -125,13 +119,14 @@ def data_set_of(listing: Listing, class_names: Sequence[str] | None) -> DataSet:
     """
     if class_names and (fault := fault_of_names([*map(composed, class_names)])):
         raise WrongUsage(f"data.class_names, for {listing.place}, has {fault}")
-    trained = listing.labels_in(listing.split_of <= SPLITS.index("train"))
+    is_trained = listing.split_of <= SPLITS.index("train")
+    trained = _labels_in(listing, listing.set_of[is_trained])
     known = class_names or sorted({*trained, *listing.needed})
     faults = [] if class_names else _class_faults(listing, trained)
-    unknown = _unknown_labels(listing, known)
-    faults += unknown.values()
-    everything = listing.labels_in(np.arange(len(listing.paths)))
-    names = [*class_names, *sorted(unknown)] if class_names else sorted({*known, *everything})
+    unknown = _unknown_labels(listing, known) if known else {}
+    names = [*known, *sorted(unknown)]
+    if not class_names:
+        names = sorted({*known, *_labels_in(listing, listing.set_of)})
     splits = {
         name: _samples(listing, images, names)
         for k, name in enumerate(SPLITS)
@@ -147,21 +142,25 @@ def data_set_of(listing: Listing, class_names: Sequence[str] | None) -> DataSet:
         folder=listing.folder,
         label_kind=listing.label_kind,
         has_splits=listing.has_splits,
-        faults=(*listing.faults, *faults),
+        faults=(*listing.faults, *faults, *unknown.values()),
         notes=(*listing.notes, *_lacking(splits, names, known, is_trained=not class_names)),
         remark=listing.remark,
     )
 
 
+def _labels_in(listing: Listing, set_of: np.ndarray) -> set[str]:
+    return {label for k in np.unique(set_of) for label in listing.label_sets[k]}
+
+
 def _class_faults(listing: Listing, trained: Collection[str]) -> list[Fault]:
     """Return what is wrong with the classes of a data set for training."""
-    splits = [SPLITS[k] for k in np.unique(listing.split_of).tolist()]
-    if not trained and not listing.needed:
-        what = "it has no images"
-        if splits:
-            what = f"it has {' and '.join(map(repr, splits))} but none of 'train'"
-        return [Fault(listing.place, what, "add the training images")]
     classes = {*trained, *listing.needed}
+    if not classes:
+        splits = [repr(SPLITS[k]) for k in np.unique(listing.split_of).tolist()]
+        what = (
+            f"it has {' and '.join(splits)} but none of 'train'" if splits else "it has no images"
+        )
+        return [Fault(listing.place, what, "add the training images")]
     if len(classes) < 2:
         what = f"it has only the class {next(iter(classes))!r}"
         return [Fault(listing.place, what, f"a classifier needs at least two{listing.hint}")]
@@ -170,27 +169,24 @@ def _class_faults(listing: Listing, trained: Collection[str]) -> list[Fault]:
 
 
 def _without_images(listing: Listing, labels: Sequence[str]) -> Fault:
-    text = f"it has no images to train on of {named_classes(labels)}{listing.supported}"
-    return Fault(listing.place, text, f"add some, or {exclusion_advice(labels)}")
+    text = f"it has no images to train on of {named_classes(labels)}{listing.hint}"
+    return Fault(listing.place, text, f"add some, or {_exclusion_advice(labels)}")
 
 
 def _unknown_labels(listing: Listing, class_names: Sequence[str]) -> dict[str, Fault]:
     """Return the labels that are not among the classes, with a fault of the first image of each."""
     known = set(map(composed, class_names))
-    if not known:
-        return {}
     spelled = {name.lower(): name for name in class_names}
-    is_unknown = np.array([not known.issuperset(labels) for labels in listing.label_sets], bool)
     faults: dict[str, Fault] = {}
     # the first image of each set of labels
     sets, images = np.unique(listing.set_of, return_index=True)
-    for k, i in sorted(zip(sets.tolist(), images.tolist(), strict=True), key=lambda pair: pair[1]):
-        for label in listing.label_sets[k] if is_unknown[k] else ():
+    for i, k in sorted(zip(images.tolist(), sets.tolist(), strict=True)):
+        for label in listing.label_sets[k]:
             if label in known or label in faults:
                 continue
             where = listing.where(i) if listing.where else listing.paths[i]
             text = f"{label!r} is not in the training classes {', '.join(class_names)}"
-            hint = f"correct it, or {exclusion_advice([label])}"
+            hint = f"correct it, or {_exclusion_advice([label])}"
             if same := spelled.get(label.lower()):
                 hint = f"{label!r} is {same!r} there"
             faults[label] = Fault(where, text, hint)
@@ -238,8 +234,7 @@ def _lacking(
             yield f"{images} of {named_classes(empty)}: the results do not include it"
 
 
-def exclusion_advice(labels: Sequence[str]) -> str:
-    """Return the advice to exclude classes."""
+def _exclusion_advice(labels: Sequence[str]) -> str:
     value = labels[0]
     if len(labels) > 1:
         more = ", …" if len(labels) > _MOST_NAMED else ""

@@ -14,7 +14,7 @@ from finetune.data.image_files import kind_of, open_file
 from finetune.data.local_folders import local_folder
 from finetune.data.mirror import local_paths, mirror_of
 from finetune.data.samples import PathList, Samples
-from finetune.data.tables.table_file import check_supported, is_table
+from finetune.data.tables.table_file import is_table
 from finetune.data.tables.table_rows import listed_paths
 from finetune.data.targets import ClassIndex
 from finetune.data.walk import Skipped, find_images
@@ -85,7 +85,6 @@ def _expand(
         paths = PathList(listed_paths(Path(pattern), columns))
         missing = f"the table {place!r} has no images"
     elif kind == "file":
-        check_supported(pattern)
         paths = PathList([pattern])
         missing = ""
     else:

@@ -244,11 +244,6 @@ ERRORS = {
     ),
     "a class twice": (TRAIN, ["dog", "cat", "dog"], ["class_names", "more than once"]),
     "a class in two forms": (TRAIN, ["dog", "cat", NFC, NFD], ["class_names", "more than once"]),
-    "two folders of a class": (
-        (*TRAIN, f"train/{NFC}/1", f"train/{NFD}/1"),
-        None,
-        [NFC, "keep one"],
-    ),
     "no training": (("test/cat/1.png", "val/cat/1.png"), None, ["test", "'train'"]),
     "a class that is no UTF-8": ((*TRAIN, "train/\udce9/1.png"), None, [r"\xe9", "rename"]),
     "a class of two lines": ((*TRAIN, "train/a\nb/1.png"), None, [r"a\nb", "rename"]),
@@ -341,7 +336,6 @@ def test_predict_takes_several_in_their_order(some):
         ("empty.txt", "\n \n", "'empty.txt'"),
         ("t.csv", "when\n1\n", "t.csv, line 1: .*'when'"),
         ("t.csv", "path\ntop.png\nhttps://x/y.png\n", "t.csv, line 3, column path"),
-        ("t.json", "[]", "t.json.* unsupported"),
     ],
 )
 def test_predict_without_images_is_refused_in_a_line(some, pattern, content, words):

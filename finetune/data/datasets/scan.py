@@ -6,8 +6,8 @@ from pathlib import Path
 from finetune.data.data_set import DataSet
 from finetune.data.datasets.folders import list_folder
 from finetune.data.listing import ScanOptions, data_set_of
-from finetune.data.tables.table_file import check_supported, is_table
-from finetune.data.tables.table_listing import list_table
+from finetune.data.tables.table_file import is_table
+from finetune.data.tables.table_rows import list_table
 from finetune.system.messages import WrongUsage
 
 _AS_FOUND = ScanOptions()
@@ -37,7 +37,6 @@ def scan(
     if is_table(place):
         listing = list_table(Path(place), options)
     else:
-        check_supported(place)
         is_set = {
             "columns": bool(options.columns),
             "labels": options.labels == "several",  # checkpoints of folders hold single

@@ -2,7 +2,5 @@
 
 - `table_file`: reads a .csv, .tsv, .jsonl or .parquet file.
 - `table_columns`: finds the columns of the path, the labels, the split, the weight and the group.
-- `table_labels`: the labels of each row, one or several.
-- `table_rows`: the path, split, group and weight of each row.
-- `table_listing`: all of it as the images of a place.
+- `table_rows`: the path, the labels, the split, the group and the weight of each row, as the images of a place.
 """

@@ -12,10 +12,9 @@ from finetune.data.splits import SPLIT_NAMES
 from finetune.data.tables.table_file import TableFile
 from finetune.system.messages import WrongUsage, did_you_mean
 
-COLUMNS = "data.columns"  # the setting
-
-# The usual names of each column, without case, spaces, `_` and `-`. If several columns of a table match, the one whose
-# name is in `_CERTAIN` wins. Otherwise it is an error.
+_FLAG = "--data.columns"
+# The usual names of each column, without case, spaces, `_` and `-`. If several columns of a table match, the one that
+# has the name of the role wins. Otherwise it is an error.
 _SPELLINGS = {
     "path": "path filepath imagepath imgpath file filename image imagefile imagename imagefilename img imgname "
     "picture photo",
@@ -25,13 +24,8 @@ _SPELLINGS = {
     "group": "group groupid patient patientid",
 }
 _OPTIONAL = ("split", "weight", "group")
-_NO_COLUMN = "null"
-# None for weight and group: next to `sample_weight`, `weight` may be that of an animal.
-_CERTAIN = {"path": ("path",), "label": ("label", "labels"), "split": ("split",)}
-# values of columns of 0 and 1, in lower case
-FALSE = ("0", "0.0", "false")
-TRUE = ("1", "1.0", "true")
-_INDICATORS = {*FALSE, *TRUE}
+# the values of columns of 0 and 1, in lower case
+TRUTH = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 _UNKNOWN = {"", "-1", "-1.0", "nan", "none"}  # in columns of 0 and 1: not labelled, or uncertain
 # Columns of 0 and 1 that say whether an image is of a split, and of which: all others are training images.
 _FLAGS = {
@@ -69,38 +63,35 @@ def parse_columns(columns: Mapping[str, Any] | str | None) -> dict[str, list[str
     """Return the column names that an option gives for each role; none for a role whose columns are to be ignored.
 
     Args:
-        columns: Column names by role, or text such as `path:photo,label:breed`. A role may have several columns. The
-            name `null` ignores the columns of an optional role.
+        columns: Column names by role, or text such as `path:photo,label:breed`. The label may have several columns.
+            The name `null` ignores the columns of an optional role.
 
     Raises:
         WrongUsage: A role does not exist or has no name, or a column is named twice.
     """
+    pairs: list[tuple[Any, Any]] = []
     if isinstance(columns, Mapping):
-        pairs = [
-            (role, name)
-            for role, names in columns.items()
-            for name in (names if isinstance(names, (list, tuple)) else [names])
-        ]
+        for role, names in columns.items():
+            pairs += [(role, name) for name in (names if isinstance(names, list) else [names])]
     else:
         parts = [part.partition(":") for part in (columns or "").split(",") if part.strip()]
         pairs = [(role.strip(), name.strip()) for role, _, name in parts]
     named: dict[str, list[str]] = {}
-    flag = f"--{COLUMNS}"
     for role, name in pairs:
         if role not in _SPELLINGS:
             hint = did_you_mean(str(role), [*_SPELLINGS])
-            raise WrongUsage(f"{flag}: {role!r} is not a role of a column{hint}")
-        names = named.setdefault(role, [])
-        if role in _OPTIONAL and name in (None, _NO_COLUMN):
+            raise WrongUsage(f"{_FLAG}: {role!r} is not a role of a column{hint}")
+        of_role = named.setdefault(role, [])
+        if role in _OPTIONAL and name in (None, "null"):
             continue
         if not name:
-            raise WrongUsage(f"{flag}: pass a column for {role}, such as {flag} {role}:NAME")
-        names.append(str(name))
-        if role != "label" and len(names) > 1:
-            raise WrongUsage(f"{flag}: {role} can only be one column, not {', '.join(names)}")
-    used = Counter(name for names in named.values() for name in names)
+            raise WrongUsage(f"{_FLAG}: pass a column for {role}, such as {_FLAG} {role}:NAME")
+        of_role.append(str(name))
+        if role != "label" and len(of_role) > 1:
+            raise WrongUsage(f"{_FLAG}: {role} can only be one column, not {', '.join(of_role)}")
+    used = Counter(name for of_role in named.values() for name in of_role)
     if twice := [name for name, num in used.items() if num > 1]:
-        raise WrongUsage(f"{flag} names the column {twice[0]!r} twice")
+        raise WrongUsage(f"{_FLAG} names the column {twice[0]!r} twice")
     return named
 
 
@@ -117,30 +108,28 @@ def find_columns(
     Raises:
         ValueError: A column is missing or ambiguous.
     """
-    taken = {name for names in named.values() for name in names}
+    columns = {role: tuple(named.get(role, ())) for role in _SPELLINGS}
+    taken = {name for names in columns.values() for name in names}
     if unknown := sorted(taken - table.columns.keys()):
         hint = did_you_mean(unknown[0], list(table.columns))
         raise ValueError(f"{table.path} has no column {unknown[0]!r}{hint}")
-    columns = {role: names[0] for role, names in named.items() if names}
-    for role in _SPELLINGS:
+    for role, spellings in _SPELLINGS.items():
         if role in named:
             continue
         rest = [name for name in table.columns if name not in taken]
-        matches = [name for name in rest if _plain(name) in _SPELLINGS[role].split()]
-        if role == "split" and not matches:
-            matches = [name for name in rest if _has_splits(table, name)]
+        matches = [name for name in rest if _plain(name) in spellings.split()]
+        if role == "split":
+            matches = matches or [name for name in rest if _has_splits(table, name)]
         if matches:
-            columns[role] = _chosen(table, role, matches, needs_labels or role == "path")
-            taken.add(columns[role])
-    if "path" not in columns:
-        raise ValueError(_no_column(table, "path"))
-    labels = tuple(named.get("label", ())) or tuple(
-        name for role, name in columns.items() if role == "label"
-    )
-    labels = labels or _indicator_columns(table, columns.values())
-    if not labels and needs_labels:
-        raise ValueError(_no_column(table, "label"))
-    return Columns(columns["path"], labels, *map(columns.get, _OPTIONAL))
+            name = _chosen(table, role, matches, needs_labels or role == "path")
+            columns[role] = (name,)
+            taken.add(name)
+    labels = columns["label"] or _indicator_columns(table, taken)
+    for role, names in (("path", columns["path"]), ("label", labels)):
+        if not names and (needs_labels or role == "path"):
+            raise ValueError(_no_column(table, role))
+    optional = {role: columns[role][0] for role in _OPTIONAL if columns[role]}
+    return Columns(columns["path"][0], labels, **optional)
 
 
 def _chosen(table: TableFile, role: str, matches: Sequence[str], is_needed: bool) -> str:
@@ -149,9 +138,11 @@ def _chosen(table: TableFile, role: str, matches: Sequence[str], is_needed: bool
     Raises:
         ValueError: Several columns may be meant.
     """
-    certain = [name for name in matches if _plain(name) in _CERTAIN.get(role, ())]
+    certain = [name for name in matches if _plain(name) in (role, f"{role}s")]
+    if role == "weight":  # next to `sample_weight`, `weight` may be that of an animal
+        certain = []
     if len(matches) > 1 and len(certain) != 1 and is_needed:
-        advice = f"name it with --{COLUMNS} {role}:{matches[0]}"
+        advice = f"name it with {_FLAG} {role}:{matches[0]}"
         if role == "split":
             advice += ", or write one column with train, val and test"
         listed = " and ".join(map(repr, matches))
@@ -169,7 +160,7 @@ def _no_column(table: TableFile, role: str) -> str:
     listed = ", ".join(map(repr, names))
     return (
         f"{table.path}, line 1: none of the columns {listed} is the {role}; "
-        f"name it with --{COLUMNS} {role}:NAME"
+        f"name it with {_FLAG} {role}:NAME"
     )
 
 
@@ -178,9 +169,7 @@ def _indicator_columns(table: TableFile, others: Collection[str]) -> tuple[str, 
     names = [
         name
         for name in table.columns
-        if name not in others
-        and not _is_flag(table, name)
-        and _holds(table, name, _INDICATORS, _UNKNOWN)
+        if name not in others and not _is_flag(table, name) and _holds(table, name, TRUTH, _UNKNOWN)
     ]
     return tuple(names) if len(names) > 1 else ()
 
@@ -201,7 +190,7 @@ def _holds(
 
 def _is_flag(table: TableFile, name: str) -> bool:
     """Return whether a column of 0 and 1 says by its name whether an image is of a split."""
-    return _plain(name) in _FLAGS and _holds(table, name, _INDICATORS)
+    return _plain(name) in _FLAGS and _holds(table, name, TRUTH)
 
 
 def _has_splits(table: TableFile, name: str) -> bool:
@@ -211,16 +200,14 @@ def _has_splits(table: TableFile, name: str) -> bool:
 
 def split_of_values(column: str) -> dict[str, str]:
     """Return the splits that the values of a column mean, by value in lower case."""
+    splits = dict(SPLIT_NAMES)
     flag = {**SPLIT_NAMES, **_FLAGS}.get(_plain(column))
-    if flag is None:
-        return SPLIT_NAMES
-    rest = {} if flag == "train" else dict.fromkeys(FALSE, "train")  # not train may be val or test
-    return {**SPLIT_NAMES, **dict.fromkeys(TRUE, flag), **rest}
-
-
-def may_be_split(column: str) -> bool:
-    """Return whether a column that is used as a label is called like a split."""
-    return _plain(column) in (*SPLIT_NAMES, "fold")
+    for text, is_true in TRUTH.items():
+        if flag and is_true:
+            splits[text] = flag
+        elif flag and flag != "train":  # what is not train may be val or test
+            splits[text] = "train"
+    return splits
 
 
 def _plain(name: str) -> str:

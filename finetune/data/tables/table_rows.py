@@ -1,94 +1,142 @@
-"""The rows of a table: the path, split, group and weight of each image, and what is wrong with them."""
+"""The rows of a table as images: the path, labels, split, group and weight of each, and what is wrong with them.
+
+The name of an image is its path below the root, and images have the order of class folders. So a fit on a table and a
+fit on the folders in its root have the same splits, batches and weights.
+"""
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from finetune.data.addresses import shown_address
 from finetune.data.faults import Fault
-from finetune.data.image_files import FileStats, kind_of
-from finetune.data.listing import SPLITS
+from finetune.data.image_files import FileStats, file_stats, kind_of, normal_path
+from finetune.data.listing import SPLITS, Listing, ScanOptions
+from finetune.data.local_folders import local_folder
 from finetune.data.mirror import original
+from finetune.data.samples import PathList
 from finetune.data.splits import group_ids
-from finetune.data.tables.table_columns import find_columns, split_of_values
+from finetune.data.tables.table_columns import TRUTH, Columns, find_columns, split_of_values
 from finetune.data.tables.table_file import TableFile, read_table
-from finetune.data.tables.table_labels import label_text
-from finetune.data.walk import is_image_file
+from finetune.settings.schema import LabelKind
 from finetune.system.file_names import composed
-from finetune.system.messages import shown, why_name_is_invalid
+from finetune.system.messages import WrongUsage, counted, shown, why_name_is_invalid
 
 _NUM_TRIED = 20  # files that are looked for to find the folder of relative paths
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# Separators of labels that are found automatically. Others are too frequent in names.
+_SEPARATORS = (";", "|")
+_SEPARATOR_OPTION = "--data.label_separator"
+# Lists and objects, as pandas, NumPy, JSON and databases write them.
+_LIST = re.compile(r"\[.*\]|\{.*\}|\(\s*['\"].*\)", re.DOTALL)
 # Only the ratios of weights matter. In this range their products and sums are exact enough in float32.
 _MIN_WEIGHT = 1e-9
 _MAX_WEIGHT = 1e9
+# for each optional column what to do about a faulty value
+_HINTS = {
+    "split": "use train, val or test, or ignore the column with --data.columns split:null",
+    "group": "",
+    "weight": f"use 0 or a number from {_MIN_WEIGHT:g} to {_MAX_WEIGHT:g}, "
+    "or ignore the column with --data.columns weight:null",
+}
 
 
-def folder_of(table: TableFile, column: str) -> str:
-    """Return the folder that relative paths in a table are relative to: that of the table, or the working directory.
+@dataclass(frozen=True)
+class Labels:
+    """The labels of the rows of a table, N.
 
-    It is the working directory if the first files are there, and none is in the folder of the table. An example is the
-    predictions.csv of a run.
+    Attributes:
+        kind: Whether an image has one label or several.
+        sets: The labels of rows: exactly one, or any number; () for faulty rows.
+        set_of: The index into `sets` of each row, (N,) int64.
+        how: How they are written, for a log line.
+        column: Name of the column, for error messages.
+        faults: The rows whose labels are faulty.
     """
-    folder = str(table.path.parent)
-    values = table.columns[column][:_NUM_TRIED]
-    texts = [value.strip() for value in values if isinstance(value, str)]
-    first = [text for text in texts if text and _is_path(text) and not _URL.match(text)]
-    if any(_exists(os.path.join(folder, text)) for text in first):
-        return folder
-    return "." if any(map(_exists, first)) else folder
+
+    kind: LabelKind
+    sets: list[tuple[str, ...]]
+    set_of: np.ndarray
+    how: str
+    column: str
+    faults: list[Fault] = field(default_factory=list)
 
 
-def _exists(path: str) -> bool:
-    return kind_of(path) not in (None, "link")
+def list_table(path: Path, options: ScanOptions) -> Listing:
+    """Read a table, and look at the files that it lists.
 
+    Args:
+        path: The table.
+        options: How to read it.
 
-def _is_path(text: str) -> bool:
-    """Return whether a file may have this name: without zero bytes, and in the encoding of file names."""
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-
-
-def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], list[Fault]]:
-    """Return the path of each image, and the rows that have none. Relative paths are joined to `root`.
-
-    An address must be inside of that of `root`, so that an untrusted table cannot name another server.
+    Raises:
+        OSError: The table cannot be read.
+        ValueError: The file is not a table, or has no column for the paths or labels.
     """
-    address = f"{original(root)}/"
-    prefix = "" if root == "." else os.path.join(root, "")
-    paths: list[str] = []
-    faults: list[Fault] = []
-    for row, value in enumerate(table.columns[column]):
-        text = value.strip() if isinstance(value, str) else label_text(value)
-        has_scheme = "://" in text and _URL.match(text) is not None
-        if has_scheme and text.startswith(address):
-            has_scheme = False
-            text = text.removeprefix(address)
-        fault = ""
-        if not text:
-            fault = "the path is empty"
-        elif has_scheme:
-            fault = (
-                f"{shown_address(text)!r} is an address outside of the folder of the images; write paths that are "
-                "relative to their folder, and pass that as --data.root, or to predict in place of the table"
-            )
-        elif not _is_path(text):
-            fault = f"'{shown(text)}' is not a path"
-        if fault:
-            faults.append(table.fault(row, column, fault))
-            paths.append(prefix)
-            continue
-        path = text if text[:1] == "/" else prefix + text
-        is_plain = "./" not in path and "//" not in path and not path.endswith("/..")
-        # two rows of one image have the same path
-        paths.append(path if is_plain else os.path.normpath(path))
-    return paths, faults
+    table = read_table(path)
+    columns = find_columns(table, options.columns)
+    labels = read_labels(table, columns, options.labels, options.separator)
+    root = folder_of(table, columns.path)
+    if options.root:
+        root = normal_path(local_folder(options.root))
+    paths, of_paths = _read_paths(table, columns.path, root)
+    values, of_values = _read_values(table, columns)
+    stats = file_stats(paths)
+    missing = _missing_files(table, columns.path, paths, stats, root)
+    # of a row the first fault counts
+    by_row = {fault.row: fault for fault in missing + of_values + of_paths + labels.faults}
+    indicators = [*map(_label_text, columns.labels)] if columns.has_indicators else []
+    existing = {*indicators, *(label for of_set in labels.sets for label in of_set)}
+    sets = [options.changed(of_set) for of_set in labels.sets]
+    # with several labels an image only loses the label of an excluded class
+    is_dropped = [
+        labels.kind == "single" and not new and bool(old)
+        for old, new in zip(labels.sets, sets, strict=True)
+    ]
+    is_kept = ~np.array(is_dropped, bool)[labels.set_of]
+    faults = [fault for row, fault in by_row.items() if is_kept[row]]
+    is_kept[[fault.row for fault in faults]] = False
+    labels = replace(labels, sets=sets)
+    rows = np.flatnonzero(is_kept)
+    first_of: dict[str, int] = {}
+    firsts = np.array([first_of.setdefault(paths[row], row) for row in rows.tolist()], np.int64)
+    compared = dict(values)
+    if options.labels == "several":
+        labels = _joined(labels, rows, firsts)
+    else:
+        numbers = {names: k for k, names in enumerate(dict.fromkeys(map(frozenset, sets)))}
+        compared[labels.column] = np.array([numbers[frozenset(names)] for names in sets])[
+            labels.set_of
+        ]
+    contradictions = _contradictions(table, labels, paths, compared, rows, firsts)
+    is_right = ~np.isin(firsts, [fault.row for fault in contradictions])
+    num_repeated = np.count_nonzero(is_right & (firsts != rows))
+    rows = rows[is_right & (firsts == rows)]
+    prefix = os.path.join(root, "")
+    rows = rows[_by_name([paths[row].removeprefix(prefix) for row in rows.tolist()])]
+    return Listing(
+        place=str(path),
+        folder=root,
+        paths=PathList(paths[row] for row in rows.tolist()),
+        label_sets=labels.sets,
+        set_of=labels.set_of[rows],
+        split_of=values[columns.split][rows] if columns.split else np.zeros(len(rows), np.int64),
+        stats=stats.take(rows),
+        existing=existing,
+        needed=options.changed(indicators),
+        has_splits=columns.split is not None,
+        label_kind=labels.kind,
+        groups=values[columns.group][rows] if columns.group else None,
+        weights=values[columns.weight][rows] if columns.weight else None,
+        where=lambda i: table.where(int(rows[i]), labels.column),
+        faults=tuple(sorted(faults + contradictions, key=lambda fault: fault.row)),
+        remark=_remark(columns, labels, int(num_repeated)),
+    )
 
 
 def listed_paths(path: Path, named: Mapping[str, Sequence[str]]) -> list[str]:
@@ -105,95 +153,319 @@ def listed_paths(path: Path, named: Mapping[str, Sequence[str]]) -> list[str]:
     names = named.get("path", ())
     own = {"path": names} if set(names) & set(table.columns) else {}
     columns = find_columns(table, own, needs_labels=False)
-    paths, faults = read_paths(table, columns.path, folder_of(table, columns.path))
+    paths, faults = _read_paths(table, columns.path, folder_of(table, columns.path))
     if faults:
         raise ValueError(faults[0].advice())
     return paths
 
 
-def read_splits(table: TableFile, column: str) -> tuple[np.ndarray, list[Fault]]:
-    """Return the index into `SPLITS` of each row, (N,), and the rows whose split is faulty."""
-    split_of = split_of_values(column)
-
-    def parse(value: Any) -> int:
-        text = label_text(value)
-        if text.lower() not in split_of:
-            raise ValueError(f"'{shown(text)}' is not a split" if text else "the split is empty")
-        return SPLITS.index(split_of[text.lower()])
-
-    hint = "use train, val or test, or ignore the column with --data.columns split:null"
-    numbers, index, faults = table.read_column(column, parse, hint)
-    return np.array([number or 0 for number in numbers])[index], faults
+# Paths
 
 
-def read_groups(table: TableFile, column: str) -> tuple[np.ndarray, list[Fault]]:
-    """Return the group of each row as in `Samples`, (N,) uint64, and the rows whose group is faulty."""
+def folder_of(table: TableFile, column: str) -> str:
+    """Return the folder that relative paths in a table are relative to: that of the table, or the working directory.
 
-    def parse(value: Any) -> str:
-        text = label_text(value)
-        if why := why_name_is_invalid(text) if text else "is empty":
-            raise ValueError(f"the group {why}")
-        return text
-
-    names, index, faults = table.read_column(column, parse)
-    return group_ids(name or "" for name in names)[index], faults
-
-
-def read_weights(table: TableFile, column: str) -> tuple[np.ndarray, list[Fault]]:
-    """Return the weight of each row, (N,) float64, and the rows whose weight is faulty."""
-
-    def parse(value: Any) -> float:
-        text = label_text(value)
-        if not text:
-            raise ValueError("the weight is empty")
-        try:
-            weight = float(text)
-        except ValueError:
-            weight = -1.0
-        if weight != 0 and not _MIN_WEIGHT <= weight <= _MAX_WEIGHT:
-            raise ValueError(f"'{shown(text)}' is not a weight")
-        return weight
-
-    usual = f"0 or a number from {_MIN_WEIGHT:g} to {_MAX_WEIGHT:g}"
-    hint = f"use {usual}, or ignore the column with --data.columns weight:null"
-    weights, index, faults = table.read_column(column, parse, hint)
-    return np.array([weight or 0.0 for weight in weights])[index], faults
+    It is the working directory if the first files are there, and none is in the folder of the table. An example is the
+    predictions.csv of a run.
+    """
+    folder = str(table.path.parent)
+    texts = [_label_text(value) for value in table.columns[column][:_NUM_TRIED]]
+    first = [text for text in texts if text and not _fault_of_path(text)]
+    if any(_exists(os.path.join(folder, text)) for text in first):
+        return folder
+    return "." if any(map(_exists, first)) else folder
 
 
-def missing_files(
+def _exists(path: str) -> bool:
+    return kind_of(path) not in (None, "link")
+
+
+def _read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], list[Fault]]:
+    """Return the path of each image, and the rows that have none.
+
+    Relative paths are joined to `root`, and absolute ones below it begin as these do, so that two rows of one image
+    have the same path. An address must be inside of that of `root`: an untrusted table cannot name another server.
+    """
+    prefix = "" if root == "." else os.path.join(root, "")
+    inside = (f"{original(root)}/", os.path.join(os.path.abspath(root), ""))
+    paths: list[str] = []
+    faults: list[Fault] = []
+    for row, value in enumerate(table.columns[column]):
+        text = value.strip() if isinstance(value, str) else _label_text(value)
+        for start in inside:
+            text = text.removeprefix(start)
+        if fault := _fault_of_path(text):
+            faults.append(table.fault(row, column, fault))
+            text = ""
+        path = text if text[:1] == "/" else prefix + text
+        is_plain = "./" not in path and "//" not in path and not path.endswith("/..")
+        paths.append(path if is_plain else os.path.normpath(path))
+    return paths, faults
+
+
+def _fault_of_path(text: str) -> str:
+    """Return why a text is not the path of an image; "" if it is one."""
+    if not text:
+        return "the path is empty"
+    if "://" in text and _URL.match(text):
+        return (
+            f"{shown_address(text)!r} is an address outside of the folder of the images; write paths that are "
+            "relative to their folder, and pass that as --data.root, or to predict in place of the table"
+        )
+    try:
+        is_path = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        is_path = False
+    return "" if is_path else f"'{shown(text)}' is not a path"
+
+
+def _missing_files(
     table: TableFile, column: str, paths: Sequence[str], stats: FileStats, root: str
 ) -> list[Fault]:
     """Return the faults of the rows whose file does not exist."""
     faults: list[Fault] = []
     for row in np.flatnonzero(~stats.is_regular).tolist():
-        path = paths[row]
         what = "is not a file" if stats.sizes[row] >= 0 else "does not exist"
         hint = f"relative paths are relative to {original(root)} (--data.root)"
-        if "\\" in path:
+        if "\\" in paths[row]:
             hint = "write paths with / instead of \\"
-        elif not faults and (similar := _similar_file(path, root)):  # only the first is shown
-            hint = f"there is {shown(original(similar))}"
-        faults.append(table.fault(row, column, f"{shown(original(path))} {what}", hint))
+        text = f"{shown(original(paths[row]))} {what}"
+        faults.append(table.fault(row, column, text, hint))
     return faults
 
 
-def _similar_file(path: str, root: str) -> str:
-    """Return the image that the path of a missing file may mean; "" if none.
+# Labels
 
-    Its name has another case, composition or suffix, or the path begins with a slash and is meant to be relative to the
-    root. The folder itself must exist.
+
+def read_labels(
+    table: TableFile,
+    columns: Columns,
+    kind: Literal["auto", "single", "several"],
+    separator: str | None,
+) -> Labels:
+    """Return the labels of each row.
+
+    Args:
+        table: The table.
+        columns: Its columns, with labels.
+        kind: Whether an image has one label or several; `auto` decides by the table.
+        separator: The character between the labels of an image; None finds it.
+
+    Raises:
+        ValueError: The separator is ambiguous.
     """
-    places = [path, os.path.normpath(root + path)] if path.startswith("/") else [path]
-    for folder, name in map(os.path.split, places):
-        if not os.path.isdir(folder or "."):
+    if columns.has_indicators:
+        return _read_indicators(table, columns.labels, kind)
+    column = columns.labels[0]
+    has_lists = any(isinstance(value, list) for value in table.columns[column])
+    mark = None if kind == "single" or has_lists else _separator(table, column, separator)
+    if kind == "auto":
+        kind = "single" if mark is None and not has_lists else "several"
+    how = "one label per image" if kind == "single" else "several labels per image"
+    if mark:
+        how += f", labels separated by {mark!r}"
+    elif has_lists:
+        how += ", lists of labels"
+    is_single = kind == "single"
+    sets, set_of, faults = table.read_column(column, lambda cell: _labels_in(cell, mark, is_single))
+    how += f" in column {column!r}"
+    return Labels(kind, [of_set or () for of_set in sets], set_of, how, column, faults)
+
+
+def _labels_in(cell: Any, mark: str | None, is_single: bool) -> tuple[str, ...]:
+    """Return the labels in a cell, each once, in their order.
+
+    Raises:
+        ValueError: There is none, and `is_single`; or one cannot be a class.
+    """
+    parts = cell if isinstance(cell, list) and not is_single else [cell]
+    # the text of a list would be a class of its own
+    if any(_LIST.fullmatch(str(part).strip()) for part in parts):
+        advice = "write labels with ; between them, or as a list of texts in a .jsonl table"
+        raise ValueError(f"'{shown(cell)}' is a list, not a label; {advice}")
+    if isinstance(cell, str) and mark is not None:
+        parts = cell.split(mark)
+    labels = tuple(dict.fromkeys(text for part in parts if (text := _label_text(part))))
+    if is_single and not labels:
+        raise ValueError("the label is empty")
+    for label in labels:
+        if why := why_name_is_invalid(label):
+            raise ValueError(f"the label '{shown(label)}' {why}")
+    return labels
+
+
+def _separator(table: TableFile, column: str, requested: str | None) -> str | None:
+    """Return the character between the labels of an image; None if there is none.
+
+    Raises:
+        ValueError: There are two.
+        WrongUsage: The requested one is not a character.
+    """
+    if requested is not None:
+        if len(requested) != 1:
+            raise WrongUsage(f"{_SEPARATOR_OPTION} must be one character, not {requested!r}")
+        return requested
+    found: dict[str, int] = {}  # the first row with each separator
+    for row, value in enumerate(table.columns[column]):
+        for mark in _SEPARATORS:
+            if isinstance(value, str) and mark in value:
+                found.setdefault(mark, row)
+    if len(found) > 1:
+        first, second = found
+        text = f"{table.where(found[second], column)}: labels contain both {first!r} and {second!r}"
+        raise ValueError(f"{text}; say which one separates them: {_SEPARATOR_OPTION} '{first}'")
+    return next(iter(found), None)
+
+
+def _label_text(value: Any) -> str:
+    """Return a label as text in composed Unicode, without spaces around it; "" if it is missing."""
+    if value is None or value != value:  # not a number
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # pandas stores whole numbers as floats if some are missing
+    return composed(str(value).strip())
+
+
+def _read_indicators(
+    table: TableFile, names: Sequence[str], kind: Literal["auto", "single", "several"]
+) -> Labels:
+    """Return the labels from columns with 0 and 1. With `auto`, rows that all have exactly one 1 have one label."""
+    faults: list[Fault] = []
+    sets: list[tuple[str, ...]] = [()] * len(table)
+    for name in names:
+        values, index, of_column = table.read_column(name, _parse_indicator)
+        faults += of_column
+        is_true = np.array([value is True for value in values])
+        for row in np.flatnonzero(is_true[index]).tolist():
+            sets[row] += (_label_text(name),)
+    if kind == "auto":
+        kind = "single" if all(len(labels) == 1 for labels in sets) else "several"
+    if kind == "single":
+        faults += [
+            table.fault(row, names[0], f"{len(labels)} columns are 1, one must be")
+            for row, labels in enumerate(sets)
+            if len(labels) != 1
+        ]
+    number = "several labels" if kind == "several" else "one label"
+    how = f"{number} per image, in {len(names)} columns of 0 and 1"
+    number_of = {labels: k for k, labels in enumerate(dict.fromkeys(sets))}
+    set_of = np.array([number_of[labels] for labels in sets], np.int64)
+    return Labels(kind, [*number_of], set_of, how, names[0], faults)
+
+
+def _parse_indicator(cell: Any) -> bool:
+    text = str(cell).strip().lower()
+    if text not in TRUTH:
+        raise ValueError(f"'{shown(cell)}' is not 0 or 1")
+    return TRUTH[text]
+
+
+# Splits, groups and weights
+
+
+def _read_values(table: TableFile, columns: Columns) -> tuple[dict[str, np.ndarray], list[Fault]]:
+    """Return by column the index into `SPLITS`, the group or the weight of each row, (N,), and the faulty rows."""
+    values: dict[str, np.ndarray] = {}
+    faults: list[Fault] = []
+    parsers: dict[str, Callable[[str], Any]] = {"group": _parse_group, "weight": _parse_weight}
+    if columns.split:
+        split_of = split_of_values(columns.split)
+        parsers["split"] = lambda text: _parse_split(text, split_of)
+    for role, parse in parsers.items():
+        column = getattr(columns, role)
+        if column is None:
             continue
-        spellings = _spellings(name)
-        for other in sorted(os.listdir(folder or ".")):
-            if is_image_file(other) and spellings & _spellings(other):
-                return os.path.join(folder, other)
-    return ""
+
+        def parse_cell(cell: Any, parse: Callable[[str], Any] = parse, role: str = role) -> Any:
+            text = _label_text(cell)
+            if not text:
+                raise ValueError(f"the {role} is empty")
+            return parse(text)
+
+        parsed, index, of_column = table.read_column(column, parse_cell, _HINTS[role])
+        faults += of_column
+        if role == "group":
+            values[column] = group_ids(name or "" for name in parsed)[index]
+        else:
+            values[column] = np.array([value or 0 for value in parsed])[index]
+    return values, faults
 
 
-def _spellings(name: str) -> set[str]:
-    """Return a name, and the name without its suffix, as they are compared."""
-    return {composed(text).casefold() for text in (name, os.path.splitext(name)[0])}
+def _parse_split(text: str, split_of: Mapping[str, str]) -> int:
+    if text.lower() not in split_of:
+        raise ValueError(f"'{shown(text)}' is not a split")
+    return SPLITS.index(split_of[text.lower()])
+
+
+def _parse_group(text: str) -> str:
+    if why := why_name_is_invalid(text):
+        raise ValueError(f"the group {why}")
+    return text
+
+
+def _parse_weight(text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = -1.0
+    if weight != 0 and not _MIN_WEIGHT <= weight <= _MAX_WEIGHT:
+        raise ValueError(f"'{shown(text)}' is not a weight")
+    return weight
+
+
+# Images in several rows
+
+
+def _contradictions(
+    table: TableFile,
+    labels: Labels,
+    paths: Sequence[str],
+    values: Mapping[str, np.ndarray],
+    rows: np.ndarray,
+    firsts: np.ndarray,
+) -> list[Fault]:
+    """Return the faults of rows that differ from the first row of their image in a column, and of that first row."""
+    faults: dict[int, Fault] = {}
+    for column, of_rows in values.items():
+        hint = ""
+        if column == labels.column:
+            hint = "if images have several labels, pass --data.labels several"
+        differs = of_rows[rows] != of_rows[firsts]
+        for row, first in zip(rows[differs].tolist(), firsts[differs].tolist(), strict=True):
+            for one, other in ((first, row), (row, first)):
+                text = f"{shown(paths[one])} has another {column} in line {table.lines[other]}"
+                faults.setdefault(one, table.fault(one, column, text, hint))
+    return [*faults.values()]
+
+
+def _joined(labels: Labels, rows: np.ndarray, firsts: np.ndarray) -> Labels:
+    """Return labels in which the first row of each image has those of all its rows."""
+    sets = list(labels.sets)
+    set_of = labels.set_of.copy()
+    is_repeat = rows != firsts
+    for row, first in zip(rows[is_repeat].tolist(), firsts[is_repeat].tolist(), strict=True):
+        sets.append(tuple(dict.fromkeys(sets[set_of[first]] + sets[set_of[row]])))
+        set_of[first] = len(sets) - 1
+    return replace(labels, sets=sets, set_of=set_of)
+
+
+def _remark(columns: Columns, labels: Labels, num_repeated: int) -> str:
+    """Return which columns are used, for a log line."""
+    parts = [f"path in column {columns.path!r}", labels.how]
+    for what in ("weight", "group", "split"):
+        if column := getattr(columns, what):
+            parts.append(f"{what} in column {column!r}")
+    if num_repeated:
+        repeat = counted(num_repeated, "row repeats", "rows repeat")
+        parts.append(f"{repeat} another one: each image counts once")
+    return ", ".join(parts)
+
+
+def _by_name(names: Sequence[str]) -> list[int]:
+    """Return the indices of names in the order in which `walk.find_images` lists them: by their parts, composed."""
+    if all(map(str.isascii, names)):
+        # the same, but much faster: no part of a path has a zero byte
+        keys: list[Any] = [name.replace("/", "\0") for name in names]
+    else:
+        keys = [tuple((composed(part), part) for part in name.split("/")) for name in names]
+    return sorted(range(len(names)), key=keys.__getitem__)
