@@ -17,7 +17,6 @@ from finetune.fitting.build import arguments_in_effect, import_class
 from finetune.fitting.resume import Start
 from finetune.models.backbones import skeleton
 from finetune.models.candidates import is_choice
-from finetune.models.heads import SOLVED_STAGES, resolved_head_init
 from finetune.models.hub import is_hub, name_with_commit
 from finetune.models.multi_stage import most_stages
 from finetune.models.timm_backbones import backbone_of, describe, folder_of, is_timm
@@ -25,6 +24,7 @@ from finetune.settings.fields import ClassSettings
 from finetune.settings.layers import Layers
 from finetune.settings.schema import Data, FitSettings, ModelSettings
 from finetune.system.messages import WrongUsage
+from finetune.training.initial_head import resolved_head_init
 
 Rule = tuple[dict[str, Any], str]
 NOTHING: Rule = ({}, "")
@@ -53,6 +53,8 @@ _USUAL_ARGUMENTS = {
 }
 CLIP_NORM = 1.0  # maximum norm of the gradient of all parameters
 _DEFAULT = "AdamW"
+# Stages whose features a solved head takes (benchmarks/NOTEBOOK.md, "The head of a frozen backbone").
+_SOLVED_STAGES = 3
 
 
 def settle_optimizer(settings: FitSettings, layers: Layers) -> Rule:
@@ -165,4 +167,4 @@ def settle_head_stages(model: ModelSettings, layers: Layers) -> Rule:
         "the head takes the features of the last stage only: those of earlier stages are not supported for "
         + model.backbone
     )
-    return {"model.head_stages": min(SOLVED_STAGES, most)}, "" if most > 1 else note
+    return {"model.head_stages": min(_SOLVED_STAGES, most)}, "" if most > 1 else note

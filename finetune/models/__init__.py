@@ -5,7 +5,6 @@ Networks:
 - `backbones`: builds a network of torchvision or timm, or one of three small ones.
 - `stages`: the stages of a network in order, its head, and freezing.
 - `multi_stage`: networks whose head takes the features of several stages.
-- `heads`: how a new head is initialized.
 - `ensemble`: several networks whose probabilities are averaged.
 - `image_classifier`: the complete module from images to logits. Training, prediction and exports share it.
 - `size_check`: checks that a network takes images of a size.
@@ -17,7 +16,6 @@ Weights and checkpoints:
 
 - `weight_files`: reads files of pretrained weights.
 - `weights`: finds pretrained weights by name or file, and loads them into a network.
-- `source_head`: initializes a head with rows of the head of pretrained weights.
 - `hub`: downloads weights that the user names on the Hugging Face hub.
 - `safe_load`: reads untrusted files of torch without running code from them.
 - `checkpoint_sections`: the keys of a checkpoint, with a rule for each value.

@@ -21,7 +21,6 @@ from finetune.models.checkpoint_values import (
     are_train_metrics,
     check_section,
     format_value,
-    is_class_mapping,
     is_class_weights,
     is_count,
     is_data_class,
@@ -81,7 +80,6 @@ HYPER_PARAMETERS = MappingProxyType(
     {
         **_rules(ModelSettings, _MODEL_WITHOUT, "backbone", "head_stages"),
         # as many as there are classes
-        "class_mapping": Rule("a class or several for each class, or null", is_class_mapping),
         "class_weights": Rule("balanced, a weight for each class, or null", is_class_weights),
         # decided by the join of several fits
         "members": _rule(Setting("members", Annotated[int, Meta(ge=1, le=MAX_MEMBERS)], 1), True),

@@ -19,7 +19,7 @@ from finetune.system.messages import fault_of_names, shown
 _MAX_CANDIDATES = 100  # interpolated weights among which a fit chooses
 MAX_COUNT = 2**53
 _MAX_CHARACTERS = 4096
-_MAX_LISTED = 1_000_000  # class names, and categories of a class mapping
+_MAX_LISTED = 1_000_000  # class names
 # Limits of a nested value. A list that contains another list twice, which does the same, grows exponentially.
 _MAX_VALUES = 20_000
 _MAX_DEPTH = 30
@@ -99,17 +99,6 @@ def is_dense(value: Any) -> bool:
     if not isinstance(value, Tensor) or value.is_meta:
         return False
     return value.layout == torch.strided and not value.is_quantized
-
-
-def is_class_mapping(value: Any) -> bool:
-    if value is None:
-        return True
-    if type(value) is not dict or not all(is_text(key) for key in value):
-        return False
-    lists = [one if type(one) is list else [one] for one in value.values()]
-    return sum(map(len, lists)) <= _MAX_LISTED and all(
-        is_text(one) for listed in lists for one in listed
-    )
 
 
 def is_class_weights(value: Any) -> bool:

@@ -21,7 +21,6 @@ from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.samplers import run_seed
 from finetune.parity.data_parallel import synchronize
 from finetune.parity.one_process import (
-    CLASS_NAMES,
     LR,
     Batches,
     Job,
@@ -71,36 +70,38 @@ class RankWeightsData(ImageFolderData):
     Args:
         root: As for `ImageFolderData`.
         folder: As for `RankWeights`.
+        start: File with the weights of the network that training starts from, with its head.
         settings: As for `ImageFolderData`.
     """
 
-    def __init__(self, root: str, folder: str, **settings: Any) -> None:
+    def __init__(self, root: str, folder: str, start: str, **settings: Any) -> None:
         super().__init__(root, **settings)
         self.folder = folder
+        self.start = start
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
         if stage == "fit":
             callbacks: list[Any] = self.trainer.callbacks  # type: ignore[union-attr]
             callbacks.append(RankWeights(self.folder))
+            model: Any = self.trainer.lightning_module  # type: ignore[union-attr]
+            model.network.load_state_dict(torch.load(self.start, weights_only=True))
 
 
 def by_lightning(network: str, job: Job) -> Trained:
     """Run `finetune fit` in a subprocess, since Lightning's `ddp` starts the current command again for each rank."""
     folder = job.folder / f"fit_{network}"
     folder.mkdir()
-    (folder / "classes.txt").write_text("\n".join(CLASS_NAMES), "utf-8")
+    start = str(job.folder / f"{network}.pt")
     settings = {
         "seed_everything": run_seed(),  # images come in the same order as in `draw_batches`
         "data": {
             "class_path": "finetune.parity.many_processes.RankWeightsData",
-            "init_args": {**job.data, "num_workers": 0, "folder": str(folder)},
+            "init_args": {**job.data, "num_workers": 0, "folder": str(folder), "start": start},
         },
         "model": {
             "backbone": network,
-            "weights": str(job.folder / f"{network}.pt"),
-            "head_init": "source",  # these weights include the head
-            "source_classes": str(folder / "classes.txt"),
+            "weights": None,
             "head_lr_multiplier": 1,
             "optimizer": {
                 "class_path": "torch.optim.SGD",

@@ -40,7 +40,7 @@ Limit = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0, le=1)]
 Names = Annotated[list[str], Meta(max_length=10_000)]
 # Whether each image has exactly one class (softmax), or several labels or none (a sigmoid for each).
 LabelKind = Literal["single", "several"]
-HeadInit = Literal["auto", "xavier", "source", "probe"]
+HeadInit = Literal["auto", "xavier", "probe"]
 ResizeMode = Literal["shorter_side", "squash", "whole", "pad"]
 Interpolation = Literal["bilinear", "bicubic"]
 Precision = Literal["32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed"]
@@ -253,11 +253,9 @@ class ModelSettings(Section, frozen=True):
         weights: Name, file or run; null for random. Where training starts: a torchvision weights name or DEFAULT, the
             path of a state dict (.pt, .pth, .safetensors) or of a checkpoint (ours, timm's, torchvision's or
             Lightning's), a folder of timm's, hf://OWNER/NAME or hf://OWNER/NAME@REVISION, or null for random weights.
-        head_init: Start of the new head: `xavier` (random), `source` (the source classifier's rows of the same names),
-            `probe` (logistic regression on the features of the training images, its strength chosen by cross-validation
-            on them). `auto` is `probe` if a single network starts from pretrained weights, else `xavier`.
-        source_classes: Text file with the source classifier's class names, one per line, if its weights have none.
-        class_mapping: For `source`: class to source class, or to several (their mean), if the names do not match.
+        head_init: Start of the new head: `xavier` (random) or `probe` (logistic regression on the features of the
+            training images, its strength chosen by cross-validation on them). `auto` is `probe` if a single network
+            starts from pretrained weights, else `xavier`.
         freeze: Last frozen stage; backbone: only fit the head. Such as layer2; null trains everything. `backbone`
             freezes everything except the head, which is then solved exactly, as the logistic regression of `head_init:
             probe`. Epochs, optimizer and augmentation have no effect then.
@@ -297,10 +295,6 @@ class ModelSettings(Section, frozen=True):
         "DEFAULT"
     )
     head_init: Annotated[HeadInit, About(resume="stays")] = "auto"
-    source_classes: Annotated[File | None, About(resume="stays")] = None
-    class_mapping: Annotated[
-        dict[str, str | list[str]] | None, About(value="TABLE", resume="stays", holds_names=True)
-    ] = None
     freeze: Annotated[str | None, About(word="freeze", value="STAGE", resume="fixed")] = None
     freeze_batch_norm: bool | None = None
     head_lr_multiplier: Annotated[Positive, About(resume="stays")] = 1.0
@@ -328,13 +322,6 @@ class ModelSettings(Section, frozen=True):
     compile: Annotated[bool, About(resume="free")] = False
     init_seed: Annotated[Seed | None, About(resume="stays")] = None
     head_stages: Annotated[int, Meta(ge=1, le=MAX_STAGES), About(resume="fixed")] = 1
-
-    def __post_init__(self) -> None:
-        if self.freeze == "backbone" and self.head_init == "source":
-            raise WrongUsage(
-                "backbone solves the head, so model.head_init source has no effect: omit one",
-                "model.freeze",
-            )
 
 
 class TrainerSettings(Section, frozen=True):

@@ -10,7 +10,7 @@
 
 Optimization:
 
-- `initial_weights`: the weights that a fit starts from.
+- `initial_head`: the head that a fit starts with.
 - `param_groups`: learning rates and weight decay of the stages.
 - `lr_schedulers`: the learning rate over the steps of a run.
 - `fused_optimizers`: optimizers that update all weights in one pass over memory.

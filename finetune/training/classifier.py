@@ -24,8 +24,8 @@ from finetune.data.samplers import run_seed
 from finetune.distributed.global_loss import GlobalLoss, set_ddp_arguments, zero_loss
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.models import stages
-from finetune.models.heads import resolved_head_init
 from finetune.models.image_classifier import build_image_classifier
+from finetune.models.weights import load_pretrained, read_weights
 from finetune.runs.checkpoint_facts import check_fits, origin
 from finetune.settings.fields import check_section, own_arguments
 from finetune.settings.schema import HeadInit, LabelKind, ModelSettings
@@ -37,10 +37,10 @@ from finetune.training.compile import Compile
 from finetune.training.dropout import Noise
 from finetune.training.finite import check_evaluated
 from finetune.training.fused_optimizers import fuse, lay_out_gradients
-from finetune.training.initial_weights import (
-    InitialWeights,
+from finetune.training.initial_head import (
     fit_head,
     log_fitted_head,
+    resolved_head_init,
     score_of_head,
 )
 from finetune.training.interpolation import Interpolation
@@ -94,8 +94,6 @@ class Classifier(pl.LightningModule):
         backbone: str = DEFAULTS.backbone,
         weights: str | None = DEFAULTS.weights,
         head_init: HeadInit = DEFAULTS.head_init,
-        source_classes: str | None = DEFAULTS.source_classes,
-        class_mapping: dict[str, str | list[str]] | None = DEFAULTS.class_mapping,
         freeze: str | None = DEFAULTS.freeze,
         freeze_batch_norm: bool | None = DEFAULTS.freeze_batch_norm,
         head_lr_multiplier: float = DEFAULTS.head_lr_multiplier,
@@ -133,18 +131,7 @@ class Classifier(pl.LightningModule):
         self.has_fixed_statistics = (
             self.head_init == "probe" if freeze_batch_norm is None else freeze_batch_norm
         )
-        self.source_classes = source_classes
-        self.class_mapping = class_mapping
         self.network_size = network_size
-        self.initial_weights = InitialWeights(
-            weights=weights,
-            backbone=backbone,
-            network_size=network_size,
-            head_init=self.head_init,
-            class_names=self.class_names,
-            class_mapping=class_mapping,
-            source_classes=source_classes,
-        )
         self.head_lr_multiplier = head_lr_multiplier
         self.layer_decay = layer_decay
         self.class_weights = class_weights
@@ -218,8 +205,9 @@ class Classifier(pl.LightningModule):
         return self
 
     def prepare_data(self) -> None:
-        if self.trainer.state.fn == "fit" and self.trainer.ckpt_path is None:
-            self.initial_weights.download()
+        is_new = self.trainer.state.fn == "fit" and self.trainer.ckpt_path is None
+        if is_new and self.weights is not None:
+            read_weights(self.weights, self.backbone, self.network_size)  # downloads them
 
     def setup(self, stage: str) -> None:
         if stage == "fit" and self.hparams["members"] > 1:
@@ -234,7 +222,8 @@ class Classifier(pl.LightningModule):
         if stage != "fit" or self.trainer.ckpt_path is not None:
             return  # the checkpoint has weights and head
         torch.manual_seed(run_seed())
-        self.initial_weights.load_into(self.image_classifier)
+        if self.weights is not None:
+            load_pretrained(self.image_classifier, self.weights, self.backbone, self.network_size)
         if self.class_weights == BALANCED:
             train = self._data.splits["train"]
             self.class_weight.copy_(self.task.class_weights(train.targets, train.weights))

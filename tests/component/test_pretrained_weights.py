@@ -1,7 +1,6 @@
 """Weights by name or file, and the network and the head that start from them."""
 
 import hashlib
-from pathlib import Path
 from urllib.error import URLError
 
 import pytest
@@ -13,8 +12,6 @@ from torchvision.models import Weights, WeightsEnum
 
 from finetune.models.backbones import build
 from finetune.models.image_classifier import ImageClassifier, build_image_classifier
-from finetune.models.source_head import source_head
-from finetune.models.stages import head
 from finetune.models.weight_files import Pretrained
 from finetune.models.weights import load_pretrained, load_weights, read_weights
 from finetune.system.messages import WrongUsage
@@ -161,78 +158,3 @@ def test_our_own_checkpoint_brings_its_normalisation_and_its_classes(tmp_path):
     # says nothing of who made it: its buffers may be in any unit
     torch.save(state, tmp_path / "plain.pt")
     assert read_weights(str(tmp_path / "plain.pt"), SMALL).mean is None
-
-
-def test_a_source_head_takes_means_exact_names_and_classes_without_a_match():
-    source = pretrained()
-    weight, bias = source.state["classifier.3.weight"], source.state["classifier.3.bias"]
-    net = build(SMALL, 6)
-    before = head(net).weight.clone()
-    classes = ["zebra", "cardigan", "CARDIGAN", "sweet", "CRANE", "ice cream"]
-    mapping: dict[str, str | list[str]] = {"sweet": ["Ice-Cream", "hot dog"], "ice cream": []}
-    matched = source_head(net, source, classes, mapping)
-    assert list(matched.values()) == [
-        [],
-        ["cardigan"],  # written the same: not the dog
-        ["Cardigan", "cardigan"],
-        ["hot dog", "ice_cream"],
-        ["crane", "Crane"],
-        [],  # by the mapping's wish
-    ]
-    for row, rows in {1: [2], 2: [1, 2], 3: [0, 3], 4: [4, 5]}.items():
-        torch.testing.assert_close(head(net).weight[row], weight[rows].mean(0))
-        torch.testing.assert_close(head(net).bias[row], bias[rows].mean())
-    for row in (0, 5):
-        assert head(net).weight[row].equal(before[row]) and head(net).bias[row] == 0
-
-
-def test_a_source_head_takes_names_from_a_file_of_source_classes():
-    net = build(SMALL, 1)
-    unnamed = pretrained(class_names=None)
-    assert source_head(net, unnamed, ["b"], source_classes=list("abcdefg")) == {"b": ["b"]}
-    assert head(net).weight[0].equal(random_state(SMALL, 7)["classifier.3.weight"][1])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"pretrained": None}, "--weights"),
-        ({"pretrained": pretrained(class_names=None)}, "--model.source_classes FILE"),
-        ({"source_classes": ["a", "b"]}, "2 names"),
-        ({"mapping": {"hotdgo": "crane"}}, "'hotdgo'; did you mean 'hotdog'"),
-        ({"pretrained": pretrained({"a": torch.zeros(1)})}, "1024 features"),
-    ],
-)
-def test_a_source_head_that_does_not_fit_is_refused(arguments, words):
-    arguments = {"pretrained": pretrained(), "class_names": ["hotdog", "other"], **arguments}
-    with pytest.raises(ValueError, match=words):
-        source_head(build(SMALL, 2), **arguments)
-
-
-def test_a_source_head_of_a_fit_predicts_as_its_source(colours, tmp_path):
-    """The classes of a fit, in another order and spelling, are found in a checkpoint of an earlier fit."""
-    from small_fits import data, fit
-
-    from finetune import Classifier
-
-    tiny = {"backbone": "small_cnn", "scheduler": None}
-    images = data(colours, image_size=28)
-    source = Classifier(images.class_names, weights=None, **tiny)
-    fit(source, images).save_checkpoint(tmp_path / "source.ckpt")
-    for split in ("train", "test"):
-        for name in ("green", "blue"):
-            folder = Path(tmp_path, "some", split, name.title())
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            folder.symlink_to(colours / split / name)
-    some = data(tmp_path / "some", image_size=28)
-    models = [
-        Classifier(some.class_names, weights=str(tmp_path / "source.ckpt"), head_init=how, **tiny)
-        for how in ("source", "xavier")
-    ]
-    for model in models:
-        fit(model, some, max_steps=0)
-    batch = next(iter(some.loader("test")))["image"]
-    with torch.no_grad():
-        restricted = source.eval()(batch)[:, [0, 1]]
-        torch.testing.assert_close(models[0].eval()(batch), restricted)
-        assert not torch.allclose(models[1].eval()(batch), restricted)  # the control

@@ -92,7 +92,7 @@ HOSTILE: dict[str, tuple[str | None, dict[str, Any]]] = {
     "another argument of the data": (DATA, {"root": {"class_path": "hostile.Data"}}),
     "optimizer": (MODEL, {"optimizer": OBJECT}),
     "scheduler": (MODEL, {"scheduler": OBJECT}),
-    "another argument of the model": (MODEL, {"class_mapping": OBJECT}),
+    "another argument of the model": (MODEL, {"class_weights": OBJECT}),
     "instantiator": (MODEL, {"_instantiator": "hostile.scheduler"}),
     "Lightning's instantiator": (MODEL, {**BY_LIGHTNING, "scheduler": OBJECT}),
 }

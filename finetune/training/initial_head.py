@@ -1,17 +1,11 @@
-"""The weights that a fit starts from: pretrained weights, the head, and the class weights of the loss."""
+"""The head that a fit starts with."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.models.image_classifier import ImageClassifier
-from finetune.models.source_head import source_head
-from finetune.models.weights import load_pretrained, read_weights
 from finetune.settings.schema import HeadInit
 from finetune.training.outputs import collect
 
@@ -26,50 +20,19 @@ _SOLVED = (
 )
 
 
-@dataclass(frozen=True)
-class InitialWeights:
-    """The source of the weights of an image classifier, before its head is fitted.
+def resolved_head_init(head_init: HeadInit, weights: str | None) -> HeadInit:
+    """Return how the head starts, with `auto` resolved.
 
-    Attributes:
-        weights: The value of `--model.weights`; None for random weights.
-        backbone: The name of the network.
-        network_size: Side of the images in pixels, for networks with position embeddings.
-        head_init: How the head starts; `source` copies rows of the source classifier.
-        class_names: The classes, in the order of the head's rows.
-        class_mapping: For `source`: class to source class, or to several.
-        source_classes: For `source`: text file with the names of the source classes.
+    With a random head, the first steps of training distort pretrained features. A head that is fitted on them first
+    prevents this (arXiv:2202.10054). It does not help with random weights.
+
+    Args:
+        head_init: The value of the user or of a checkpoint.
+        weights: The pretrained weights; None for random ones.
     """
-
-    weights: str | None
-    backbone: str
-    network_size: int | None
-    head_init: HeadInit
-    class_names: Sequence[str]
-    class_mapping: Mapping[str, str | list[str]] | None = None
-    source_classes: str | None = None
-
-    def download(self) -> None:
-        """Download the weights if they are published ones."""
-        if self.weights is not None:
-            read_weights(self.weights, self.backbone, self.network_size)
-
-    def load_into(self, model: ImageClassifier) -> None:
-        """Load the weights. If `head_init` is `source`, also copy rows of the source classifier's head."""
-        pretrained = None
-        if self.weights is not None:
-            pretrained = load_pretrained(model, self.weights, self.backbone, self.network_size)
-        if self.head_init != "source":
-            return
-        source_classes = None
-        if self.source_classes:
-            source_classes = Path(self.source_classes).read_text("utf-8").splitlines()
-        source_head(
-            model.network,
-            pretrained,
-            list(self.class_names),
-            dict(self.class_mapping or {}),
-            source_classes,
-        )
+    if head_init != "auto":
+        return head_init
+    return "probe" if weights is not None else "xavier"
 
 
 def fit_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> "FittedHead":
