@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo test quick-tests test-all chaos options lint docker lock
 
-demo: .venv/installed
+demo: .venv/package
 	$(BIN)/finetune demo
 
 # Each core runs one file of tests at a time, whose tests share fixtures. The longest files come first (tests/conftest.py).
@@ -65,7 +65,12 @@ $(BIN)/uv:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet uv
 
-.venv/installed: pyproject.toml
+.venv/package: pyproject.toml
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+# What tests need as well.
+.venv/installed: .venv/package
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@

@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from finetune.commands.contact_sheet import RIGHT, SIDE, WRONG, caption_of, draw_sheet
 from finetune.data.samplers import SHEET, draw_indices
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
-from finetune.reports.inline_report import inline_report
+from finetune.reports.inline_report import ShownImage, inline_report
 from finetune.runs.metrics_csv import read_metrics
+from finetune.runs.predictions_table import Predictions
 from finetune.runs.record import read_run
 from finetune.runs.run_dir import RunDir
 from finetune.system.html_page import thumbnail
 from finetune.system.messages import shown
 
-# images on the contact sheet
+# images in a notebook, and their side in pixels
 _NUM_SHOWN = 16
-_COLUMNS = 8
+_SIDE = 120
 
 
 def _number(name: str, text: str | None) -> float | int | None:
@@ -106,27 +106,28 @@ class FittedRun:
         return f"<run in {shown(self.path)}: {self.record.headline_text}>"
 
     def _repr_html_(self) -> str:
-        """Return the result, the learning curves, and a contact sheet of test images with their predictions."""
-        return inline_report(self.record, *self._sheet())
+        """Return the result, the learning curves, and some test images with their predictions."""
+        return inline_report(self.record, self._test_images())
 
-    def _sheet(self) -> tuple[str, str]:
-        """Return a contact sheet of test images as a data URL, and a sentence about it; both "" if there is none."""
+    def _test_images(self) -> list[ShownImage]:
+        """Return random test images; none without predictions, or if the images are gone."""
         predictions = self.record.predictions
         if predictions is None or not predictions.paths or not self.best.is_file():
-            return "", ""
+            return []
         viewer = image_viewer(Predictor(self.best))
         chosen = np.sort(draw_indices(len(predictions.paths), _NUM_SHOWN, SHEET, 0)).tolist()
-        seen = [
-            (i, image)
-            for i in chosen
-            if (image := viewer.see(predictions.paths[i], SIDE)) is not None
+        images = [(i, viewer.see(predictions.paths[i], _SIDE)) for i in chosen]
+        return [
+            ShownImage(
+                thumbnail(image, _SIDE), _caption(predictions, i), bool(predictions.is_right[i])
+            )
+            for i, image in images
+            if image is not None
         ]
-        if not seen:
-            return "", ""
-        captions = [
-            (caption_of(predictions, i), RIGHT if predictions.is_right[i] else WRONG)
-            for i, _ in seen
-        ]
-        sheet = draw_sheet(np.stack([image for _, image in seen]), captions, _COLUMNS)
-        about = f"{len(seen)} of {len(predictions.paths):,} random test images: green is correct, red is wrong"
-        return thumbnail(np.asarray(sheet), max(sheet.size)), about
+
+
+def _caption(predictions: Predictions, i: int) -> str:
+    """Return the predicted class or labels of image `i`, with their probabilities."""
+    p = predictions.probabilities[i]
+    chosen = np.flatnonzero(predictions.decided[i])
+    return ", ".join(f"{predictions.names[k]} {100 * p[k]:.0f} %" for k in chosen) or "no label"

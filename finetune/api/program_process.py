@@ -30,7 +30,7 @@ from finetune.system.messages import WrongUsage
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 # Loggers whose level a command sets. Their library may not have created them yet.
-_LOGGERS = ("finetune", "pytorch_lightning", "lightning.pytorch", "lightning_fabric", "matplotlib")
+_LOGGERS = ("finetune", "pytorch_lightning", "lightning.pytorch", "lightning_fabric")
 
 
 @contextmanager

@@ -9,7 +9,7 @@
   `export_target` puts them in place. `serve` answers requests.
 - `by_hand` trains in parallel without a framework. `parity` compares ways of using several devices.
 - `cache` lists and removes caches of decoded images.
-- `plain_table` is how tables are printed, and `contact_sheet` draws predicted images for notebooks.
+- `plain_table` is how tables are printed.
 
 A new command is a function here that takes its settings, and a row in `finetune.settings.all_commands`.
 """

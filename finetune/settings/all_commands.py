@@ -219,7 +219,7 @@ class ByHandSettings(Section, frozen=True):
         root: Fashion-MNIST's files; missing ones are downloaded.
         dtype: float64: the same accuracies on any number of devices.
         seed: Seed of the initial weights and of the order of images.
-        output: The PNG file with the curve of accuracy.
+        output: The page with the curve of accuracy.
     """
 
     page: ClassVar = Page(
@@ -240,7 +240,7 @@ class ByHandSettings(Section, frozen=True):
     root: Folder = "data/fashion-mnist"
     dtype: Annotated[Literal["float32", "float64"], About(value="KIND")] = "float32"
     seed: Seed = 0
-    output: Annotated[File, About(word="out", also=_OUT)] = "by_hand.png"
+    output: Annotated[File, About(word="out", also=_OUT)] = "by_hand.html"
 
 
 class ParitySettings(Section, frozen=True):

@@ -2,10 +2,9 @@
 
 import os
 import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
-
-from platformdirs import user_cache_path
 
 IMAGES = ".pictures"
 COPIES = "copies-of-images"  # the folder in that of caches with copies of images in object storage and of archives
@@ -17,8 +16,10 @@ HEADER_BYTES = 64
 
 def cache_dir() -> Path:
     """Return the folder of all caches: FINETUNE_CACHE, or else `finetune` in the user's cache folder."""
-    folder = os.environ.get("FINETUNE_CACHE")
-    return Path(folder) if folder else user_cache_path("finetune", appauthor=False)
+    if folder := os.environ.get("FINETUNE_CACHE"):
+        return Path(folder)
+    usual = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or usual, "finetune").expanduser()
 
 
 def available_bytes(folder: Path) -> float:

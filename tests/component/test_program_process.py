@@ -29,7 +29,7 @@ from finetune.runs import run_lock
 from finetune.system.messages import be_quiet
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-LOGGERS = ("finetune", "pytorch_lightning", "matplotlib")
+LOGGERS = ("finetune", "pytorch_lightning")
 OPTIONS = {**QUICK["options"], "report": True}
 
 
@@ -97,7 +97,7 @@ def test_what_a_command_changes_is_put_back_also_after_an_error(tmp_path, error)
         os.environ["PATH"] = "elsewhere"
         sys.argv = ["other"]
         be_quiet()
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
         install_stop_at_once()
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         run_lock.hold(tmp_path)

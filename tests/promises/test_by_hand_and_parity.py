@@ -7,7 +7,6 @@ import pytest
 import torch
 from data_files import write_unpacked
 from paths import ROOT
-from PIL import Image
 from processes import Process, run_script
 
 from finetune.commands.parity import compare
@@ -35,14 +34,13 @@ def test_by_hand_has_the_same_accuracies_on_any_number_of_replicas(
     write_unpacked(tmp_path / "clothes")
     found = []
     for devices, seed in (("cpu", 0), ("cpu, cpu, cpu, cpu", 0), ("cpu,cpu", 1)):
-        out = ("--out", f"new/{len(found)}.png")
+        out = ("--out", f"new/{len(found)}.html")
         cli("by-hand", "--devices", devices, "--seed", seed, *out, *QUICK)
         *lines, last = capsys.readouterr().out.splitlines()
         matches = [LINE.fullmatch(line) for line in lines]
         assert [match and match[1] for match in matches] == ["1", "2", "3"]
         assert last == f"accuracy curve in {out[1]}"
-        with Image.open(out[1]) as curve:
-            assert curve.size == (840, 480)
+        assert "test accuracy by epoch" in Path(out[1]).read_text("utf-8")
         found.append([float(match[2]) for match in matches if match])
     assert found[0] == found[1] != found[2] and found[0][-1] > 0.5
 

@@ -11,7 +11,6 @@ from promise import promise
 STEPS = {
     "finetune": {"albumentations"},
     "finetune.data.decode": {"torch", "cv2", "PIL.AvifImagePlugin", "pillow_heif"},
-    "finetune.data.datasets.download": {"pooch", "requests"},
     "finetune.parity.data_parallel": {
         *("pytorch_lightning", "albumentations", "torchvision", "jsonargparse")
     },

@@ -1,18 +1,24 @@
 """Download an archive of images once: download, verify, extract, and rename. A failure leaves nothing behind."""
 
+import hashlib
 import os
-import sys
+import shutil
 import tempfile
 import zipfile
 import zlib
-from contextlib import ExitStack
+from http.client import HTTPException
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from rich.progress import Progress
 
 from finetune.system.files import one_at_a_time
+from finetune.system.progress import console
 
 _LONGEST_REASON = 300  # characters
+_TIMEOUT = 30.0  # seconds without a byte
 
 
 def fetch_archive(url: str, sha1: str, target: str | os.PathLike[str]) -> Path:
@@ -46,29 +52,30 @@ def fetch_archive(url: str, sha1: str, target: str | os.PathLike[str]) -> Path:
             if not target.exists():
                 archive = _download(url, sha1, Path(folder))
                 _extract(archive, Path(folder) / "content").rename(target)
-    except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        # errors of requests are OSErrors, too
-        kind = OSError if isinstance(error, OSError) else ValueError
-        raise kind(failure.format(_reason(error))) from error
+    except (OSError, HTTPException) as error:
+        if isinstance(error, HTTPError):
+            error.close()  # it holds the connection
+        raise OSError(failure.format(_reason(error))) from error
+    except (ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(failure.format(_reason(error))) from error
     return target
 
 
 def _download(url: str, sha1: str, folder: Path) -> Path:
-    import pooch  # imports requests, which takes a quarter of a second
-
-    pooch.get_logger().setLevel("WARNING")  # it would log temporary file names
-
-    def close_later(response: Any, **_: Any) -> None:
-        # pooch does not close the connection of a download that fails
-        responses.enter_context(response)
-
-    with ExitStack() as responses:
-        downloader = pooch.HTTPDownloader(
-            progressbar=sys.stderr is not None and sys.stderr.isatty(),
-            hooks={"response": close_later},
-        )
-        archive = pooch.retrieve(url, f"sha1:{sha1}", "archive.zip", folder, downloader=downloader)
-    return Path(archive)
+    archive = folder / "archive.zip"
+    screen = console()
+    with (
+        urlopen(url, timeout=_TIMEOUT) as response,
+        Progress(console=screen, disable=not screen.is_terminal) as progress,
+        open(archive, "wb") as file,
+    ):
+        num_bytes = int(response.headers.get("Content-Length", 0))
+        shutil.copyfileobj(progress.wrap_file(response, num_bytes, description="download"), file)
+    with open(archive, "rb") as file:
+        found = hashlib.file_digest(file, "sha1").hexdigest()
+    if found != sha1:
+        raise ValueError(f"expected sha1 {sha1}, got {found}")
+    return archive
 
 
 def _extract(path: Path, content: Path) -> Path:
@@ -81,12 +88,8 @@ def _extract(path: Path, content: Path) -> Path:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the innermost cause in one line. requests wraps "Connection refused" three times."""
-    inner: BaseException | None = error
-    while inner is not None:
-        error = inner
-        first = error.args[0] if error.args else None
-        inner = error.__cause__ or (first if isinstance(first, BaseException) else None)
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    """Return the cause in one line. urllib wraps "Connection refused"."""
+    cause = getattr(error, "reason", error)
+    text = getattr(cause, "strerror", None) or str(error) or type(error).__name__
     # zipfile quotes the header of a damaged file, which may be long
     return shorten(str(text), _LONGEST_REASON, placeholder=" …").rstrip(".")
