@@ -8,9 +8,9 @@ Lists of images:
   `walk` finds image files.
 - From a data set to a data set: `groups` puts images into groups that share a split, `drawn_splits` draws splits by the
   hashes of `splits`, and `corrected_samples` applies the labels of a corrections.csv, which `corrections` reads.
-- `local_folders`: the local folder of any place: `archives` are unpacked, and datasets of the hub downloaded, once.
-  That of an address such as s3://bucket/x is a `mirror`, whose files get their content from the `bucket` when they are
-  read. `image_files` lists folders, stats files and opens them.
+- `local_folders`: the folder of any place: `archives` are unpacked, and datasets of the hub downloaded, once. A folder
+  of a bucket, such as s3://bucket/x, stays an address: its `mirror` has the list, and a copy of each file that was
+  read from the `bucket`. `image_files` lists folders, stats files and opens them, wherever they are.
 - `prediction_paths`: the images to predict.
 - `seen_record`: the record of the training images, by the digests of
   `file_facts`. `seen` excludes them from evaluation.
@@ -28,7 +28,7 @@ Batches:
 - `loader`: worker processes. `train_loader`: prefetches the next epoch.
 - `device_copy`: copies batches to the GPU.
 
-`datamodule` is the base class of all data modules. `data_settings` has its settings.
+`datamodule` is the base class of all data modules. `data_settings` reads some of its settings.
 `class_weights` parses the weights of classes, `data_place` says where the images lie. The package
 `checking` looks for faults in a data set.
 

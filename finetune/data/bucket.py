@@ -1,17 +1,15 @@
 """Object storage by obstore: objects are listed, read, written and deleted by their addresses, such as s3://bucket/key.
 
-A request is repeated while the server does not answer. Credentials and endpoint come from environment variables.
+obstore repeats a request while the server does not answer. Credentials and endpoint come from environment variables.
 
 A client of obstore does not survive a fork: the child would hang. So DataLoader workers read copies (see `mirror`).
-obstore is imported in functions, since fits on local folders do not need it, and after the call of `_client`, which
-says how to install it.
+obstore is imported in functions, since fits on local folders do not need it.
 """
 
 import errno
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -27,68 +25,30 @@ from finetune.system.messages import shown
 RETRY_SECONDS = 120.0
 # The same for requests with which a command starts: missing credentials look like a server that does not answer.
 START_SECONDS = 15.0
-_MAX_RETRIES = 1000  # the time ends first
-# Seconds between two attempts.
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
-_ANSWER_SECONDS = 30.0  # for one answer; a stalled request is repeated after it
-_CONNECT_SECONDS = 5.0
+_OPTIONS: Any = {
+    "timeout": timedelta(seconds=30),  # for one answer; a stalled request is repeated after it
+    "connect_timeout": timedelta(seconds=5),
+}
+_RETRIES: Any = {
+    "max_retries": 1000,  # the time ends first
+    "backoff": {
+        "init_backoff": timedelta(seconds=0.1),
+        "max_backoff": timedelta(seconds=5),
+        "base": 2,
+    },
+}
 # Parts of 5 MB of a file that are sent at the same time: on a slow line each must arrive within the time of an answer.
 _PARTS = 4
 _CHANGED = "mtime"  # metadata of an object: when the file that it was written from was changed
 _LATEST = 2**63 - 1  # ns; times are stored as int64, and some servers send the year 9999
 
-
-class _Cloud(NamedTuple):
-    """The environment variables of a scheme: of credentials, of its endpoint, and the one that allows http."""
-
-    credentials: str
-    endpoints: tuple[str, ...]
-    allow_http: str
-
-
-_CLOUDS = {
-    "s3": _Cloud(
-        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
-        ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-        "AWS_ALLOW_HTTP",
-    ),
-    "gs": _Cloud("GOOGLE_APPLICATION_CREDENTIALS", ("GOOGLE_BASE_URL",), "GOOGLE_ALLOW_HTTP"),
-    "az": _Cloud(
-        "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-        ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-        "AZURE_ALLOW_HTTP",
-    ),
+# How the environment variables of a scheme begin, and those of its credentials.
+_VARIABLES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-
-# What obstore says, by regular expression, and what to do about it: the first that is found counts.
-_FAULTS = (
-    (
-        "NoSuchBucket|ContainerNotFound|bucket does not exist",
-        "the bucket does not exist: check its name, and the endpoint and region",
-    ),
-    (
-        "InvalidObjectState",
-        "it is in an archive class of the storage, such as Glacier: restore it first",
-    ),
-    (
-        "builder error",
-        "the endpoint is not encrypted: use https, or set {allow_http}=true in a network that you trust",
-    ),
-    # without credentials obstore asks for those of a virtual machine in a cloud, at 169.254.169.254
-    (
-        "metadata server|[Cc]redential|Missing|must be specified",
-        "no credentials: set {credentials}",
-    ),
-    (
-        r"status code: 40[13]\b|AccessDenied|InvalidAccessKeyId",
-        "access denied ({reason}): check {credentials}, and the permissions there",
-    ),
-    (
-        "",
-        "the storage does not answer, or not as expected ({reason}): check the address and the network",
-    ),
-)
 
 _Result = TypeVar("_Result")
 
@@ -109,29 +69,30 @@ class Object(NamedTuple):
 
 _lock = threading.Lock()
 _clients: dict[tuple[str, str, float], Any] = {}
-_process: int | None = None  # that uses them
 
 
 def endpoint_of(scheme: str) -> str:
-    """Return the endpoint that the environment sets for a scheme; "" for that of its cloud."""
-    return next(filter(None, map(os.environ.get, _CLOUDS[scheme].endpoints)), "")
+    """Return the endpoint that the environment sets for a scheme, with its variable; "" for that of its cloud."""
+    pattern = re.compile(rf"{_VARIABLES[scheme]}_\w*(ENDPOINT|BASE_URL)\w*")
+    return " ".join(
+        f"{name}={value}" for name, value in sorted(os.environ.items()) if pattern.fullmatch(name)
+    )
 
 
 def objects_in(folder: str) -> dict[str, Object]:
     """Return the objects in a folder and its subfolders, by their names in it."""
-    objects: dict[str, Object] = {}
 
-    def read_pages(obstore: Any, client: Any, key: str) -> None:
-        objects.clear()
+    def read_pages(obstore: Any, client: Any, key: str) -> dict[str, Object]:
         prefix = f"{key}/" if key else ""
-        for page in obstore.list(client, prefix=key or None, chunk_size=1000):
-            for meta in page:
-                # some programs write an empty object of the folder's name
-                if meta["path"] != key:
-                    objects[meta["path"].removeprefix(prefix)] = _object(meta)
+        return {
+            meta["path"].removeprefix(prefix): _object(meta)
+            for page in obstore.list(client, prefix=key or None, chunk_size=1000)
+            for meta in page
+            # some programs write an empty object of the folder's name
+            if meta["path"] != key
+        }
 
-    _send(folder, read_pages, START_SECONDS)
-    return objects
+    return _send(folder, read_pages, START_SECONDS)
 
 
 def folders_in(folder: str) -> list[str]:
@@ -255,33 +216,17 @@ def _object(meta: Mapping[str, Any]) -> Object:
 
 def _client(address: Address, seconds: float) -> Any:
     """Return the client of the bucket of an address, which all threads share. It repeats failed requests so long."""
-    global _process
     place = str(address._replace(key=""))
     key = (place, endpoint_of(address.scheme), seconds)
     with _lock:
-        if _process not in (None, os.getpid()):
-            raise RuntimeError("object storage was used before a fork: the child would hang")
-        _process = os.getpid()
         if key not in _clients:
             from obstore.store import from_url
 
-            allow_http = os.environ.get(_CLOUDS[address.scheme].allow_http, "").lower()
+            allow_http = os.environ.get(f"{_VARIABLES[address.scheme]}_ALLOW_HTTP", "").lower()
             _clients[key] = from_url(
                 place,
-                client_options={
-                    "timeout": timedelta(seconds=_ANSWER_SECONDS),
-                    "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
-                    "allow_http": allow_http in ("1", "true"),
-                },
-                retry_config={
-                    "max_retries": _MAX_RETRIES,
-                    "retry_timeout": timedelta(seconds=seconds),
-                    "backoff": {
-                        "init_backoff": timedelta(seconds=_FIRST_PAUSE),
-                        "max_backoff": timedelta(seconds=_LONGEST_PAUSE),
-                        "base": 2,
-                    },
-                },
+                client_options={**_OPTIONS, "allow_http": allow_http in ("1", "true")},
+                retry_config={**_RETRIES, "retry_timeout": timedelta(seconds=seconds)},
             )
         return _clients[key]
 
@@ -307,39 +252,16 @@ def _send(
     check_address(path)
     import obstore
 
-    longest = RETRY_SECONDS if seconds is None else seconds
-
     def ask() -> _Result:
-        client = _client(address, longest)
-        return _repeated(lambda: request(obstore, client, address.key), longest)
+        client = _client(address, RETRY_SECONDS if seconds is None else seconds)
+        return request(obstore, client, address.key)
 
     try:
         if threading.current_thread() is not threading.main_thread():
             return ask()
         return start_in_thread(ask, "request").result()
     except (obstore.exceptions.BaseError, OSError, ValueError) as error:
-        raise error_in_words(str(address), error) from None
-
-
-def _repeated(request: Callable[[], _Result], seconds: float) -> _Result:
-    """Return the result of a request, which is repeated so long if its answer breaks off or is not HTTP.
-
-    obstore repeats requests that fail in other ways. If an answer breaks off, it requests the rest of an object's
-    content, but not that of a list.
-    """
-    from obstore import exceptions
-
-    begin = time.monotonic()
-    pause = _FIRST_PAUSE
-    while True:
-        try:
-            return request()
-        except exceptions.BaseError as error:
-            is_repeated = re.search("response body|error sending request", str(error))
-            if not is_repeated or time.monotonic() - begin > seconds:
-                raise
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        raise _in_words(address, error) from None
 
 
 def replaced(path: str, what: str) -> StorageError:
@@ -348,10 +270,13 @@ def replaced(path: str, what: str) -> StorageError:
     return StorageError(f"{message}: start again when nothing changes it")
 
 
-def error_in_words(path: str, error: Exception) -> Exception:
+def _in_words(address: Address, error: Exception) -> Exception:
     """Return the error of a request for an address, from that of obstore. It has no URL, which may hold a token."""
     from obstore import exceptions
 
+    path = str(address)
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, "it does not exist", path)
     if isinstance(error, OSError) and error.errno is not None:  # of the local disk
         return error
     if isinstance(error, exceptions.PreconditionError):
@@ -361,13 +286,23 @@ def error_in_words(path: str, error: Exception) -> Exception:
         return StorageError(
             f"{path}: {shown(text)}: such names are unsupported. Rename or delete it"
         )
-    # What comes before has the name of the object, which may contain any of the words; then comes a URL, which has it.
-    text = text.rpartition("Error performing ")[2].replace("//169.254.", "metadata server //")
-    text = " ".join(re.sub(r"\w+://\S+", "", text).split())
-    if isinstance(error, FileNotFoundError) and not re.search(_FAULTS[0][0], text):
-        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    words = next(words for pattern, words in _FAULTS if re.search(pattern, text))
-    code = re.search(r"<Code>([\w.]{1,50})</Code>", text)
-    reason = code[1] if code else text.partition("<")[0].rpartition(" - ")[2].rstrip(": ")
-    cloud = _CLOUDS[parse_address(path).scheme]
-    return StorageError(f"{path}: {words.format(reason=reason, **cloud._asdict())}")
+    credentials = _CREDENTIALS[address.scheme]
+    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+        return StorageError(
+            f"{path}: access denied: check {credentials}, and the permissions there"
+        )
+    text = re.sub(r"\w+://\S+", "", text).partition("<")[0]
+    denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+    if isinstance(error, denied) or re.search(r"status code: 40[13]\b", text):
+        return StorageError(
+            f"{path}: access denied: check {credentials}, and the permissions there"
+        )
+    if "builder error" in text:
+        flag = f"{_VARIABLES[address.scheme]}_ALLOW_HTTP"
+        advice = f"use https, or set {flag}=true in a network that you trust"
+        return StorageError(f"{path}: the endpoint is not encrypted: {advice}")
+    reason = " ".join(text.split()).rpartition(" - ")[2].rstrip(": ")
+    return StorageError(
+        f"{path}: the storage does not answer, or not as expected ({reason}): check the address, the network, and "
+        f"{credentials}"
+    )

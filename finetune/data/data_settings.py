@@ -1,83 +1,11 @@
-"""The settings of a data module by what they are for, and the transforms that they describe."""
+"""What the data module makes of its settings: new names of classes, the folder, and what is missing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-import albumentations as A
-
-from finetune.data.groups import check_group_by
 from finetune.data.image_files import normal_path
 from finetune.data.tables.table_file import is_table
-from finetune.data.transforms import (
-    eval_transform,
-    train_transform,
-)
-from finetune.settings.schema import CROP_SHARE, Interpolation, ResizeMode
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """How images are prepared for the network. The attributes are settings of the data."""
-
-    image_size: int
-    eval_image_size: int | None = None
-    resize: ResizeMode = "shorter_side"
-    interpolation: Interpolation = "bilinear"
-    crop_share: float = CROP_SHARE
-    cache_size: int | None = None
-
-    @property
-    def evaluated_size(self) -> int:
-        """Side of the input in evaluation, in pixels."""
-        return self.eval_image_size or self.image_size
-
-    def eval_transform(self, size: int) -> A.Compose:
-        """Return the transform of evaluation to an input of this size."""
-        return eval_transform(size, self.resize, self.interpolation, self.crop_share)
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """How training images are changed at random. The attributes are settings of the data."""
-
-    crop_and_flip: bool = True
-    min_crop: float = 1.0
-    augmentations: list[dict[str, Any]] | None = None
-    mixup: float = 0.0
-    cutmix: float = 0.0
-
-    def train_transform(self, size: int, preparation: Preparation) -> A.Compose:
-        """Return the transform of training to an input of this size."""
-        return train_transform(
-            size,
-            self.augmentations or (),
-            self.min_crop,
-            None if self.crop_and_flip else preparation.eval_transform(size),
-            preparation.interpolation,
-            is_padded=preparation.resize == "pad",
-        )
-
-
-@dataclass(frozen=True)
-class Splitting:
-    """How images without splits are split. The attributes are settings of the data.
-
-    Raises:
-        WrongUsage: `group_by` is no regular expression.
-    """
-
-    val_fraction: float = 0.0
-    test_fraction: float = 0.0
-    split_seed: int = 0
-    group_by: str | None = None
-    num_folds: int | None = None
-    fold: int | None = None
-
-    def __post_init__(self) -> None:
-        check_group_by(self.group_by)
 
 
 def parse_merge(merge: Sequence[str] | str | None) -> dict[str, str]:

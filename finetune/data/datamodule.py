@@ -16,25 +16,18 @@ from finetune.data.addresses import is_address
 from finetune.data.batch_limits import FitLimits, check_limit, num_within
 from finetune.data.data_place import is_archive
 from finetune.data.data_set import DataSet
-from finetune.data.data_settings import (
-    Augmentation,
-    Preparation,
-    Splitting,
-    missing_split_message,
-    parse_merge,
-    required_folder,
-)
+from finetune.data.data_settings import missing_split_message, parse_merge, required_folder
 from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.device_copy import DeviceCopy
+from finetune.data.groups import check_group_by
 from finetune.data.image_cache import is_worthwhile, read_from_cache
 from finetune.data.image_files import kind_of
 from finetune.data.loader import (
     BATCHES_AHEAD,
-    BatchesAhead,
+    PREFETCHED,
     Devices,
     Loader,
     end_workers,
-    is_pinned,
     loader_options,
 )
 from finetune.data.mixing import Mixing
@@ -44,6 +37,7 @@ from finetune.data.samples import Samples
 from finetune.data.seen_record import SeenRecord, build_record
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.train_loader import TrainLoader
+from finetune.data.transforms import eval_transform, train_transform
 from finetune.distributed.signals import is_rank_zero
 from finetune.settings.fields import check_section, own_arguments
 from finetune.settings.schema import DataSettings, Interpolation, LabelKind, ResizeMode
@@ -120,33 +114,10 @@ class ImageDataModule(pl.LightningDataModule):
         settings = check_section(DataSettings, own_arguments(DataSettings, locals()), "data.")
         root = settings.root
         table = settings.table
-        exclude = settings.exclude
-        merge = settings.merge
         corrections = settings.corrections
+        check_group_by(group_by)
         super().__init__()
-        self.preparation = Preparation(
-            image_size=image_size,
-            eval_image_size=eval_image_size,
-            resize=resize,
-            interpolation=interpolation,
-            crop_share=crop_share,
-            cache_size=cache_size,
-        )
-        self.splitting = Splitting(
-            val_fraction=val_fraction,
-            test_fraction=test_fraction,
-            split_seed=split_seed,
-            group_by=group_by,
-            num_folds=num_folds,
-            fold=fold,
-        )
-        self.augmentation = Augmentation(
-            crop_and_flip=crop_and_flip,
-            min_crop=min_crop,
-            augmentations=augmentations,
-            mixup=mixup,
-            cutmix=cutmix,
-        )
+        self.settings = settings
         self.save_hyperparameters(
             ignore=["predict", "num_workers", "cache_limit_gb", "class_names"]
         )
@@ -156,8 +127,8 @@ class ImageDataModule(pl.LightningDataModule):
         self.table = table
         self.table_root = root  # of relative paths in the table
         self.root = table or root or self.default_root  # the folder or table of the data set
-        self.exclude = exclude or []
-        self.merge = parse_merge(merge)
+        self.exclude = settings.exclude or []
+        self.merge = parse_merge(settings.merge)
         self.columns = parse_columns(columns)
         self.labels = labels
         self.label_separator = label_separator
@@ -167,16 +138,25 @@ class ImageDataModule(pl.LightningDataModule):
         self.correct_test = correct_test
         self.batch_size = batch_size
         self.image_size = image_size
-        self.eval_image_size = self.preparation.evaluated_size
+        self.eval_image_size = eval_image_size or image_size
         self.num_workers = num_workers
         self.on_bad_image = on_bad_image
         self.cache_limit_gb = cache_limit_gb
-        self.train_transform = self.augmentation.train_transform(image_size, self.preparation)
-        self.eval_transform = self.preparation.eval_transform(self.eval_image_size)
+        prepared = eval_transform(image_size, resize, interpolation, crop_share)
+        self.train_transform = train_transform(
+            image_size,
+            augmentations or (),
+            min_crop,
+            None if crop_and_flip else prepared,
+            interpolation,
+            is_padded=resize == "pad",
+        )
+        self.eval_transform = eval_transform(
+            self.eval_image_size, resize, interpolation, crop_share
+        )
         self.mixing = Mixing(mixup, cutmix)
         self.collate = Collate(image_size, self.eval_image_size)
         self._transfer = DeviceCopy()
-        self._ahead = BatchesAhead()
         # the classes in order; None for those of the training images
         self.expected_classes = class_names or list(self.default_class_names) or None
         self.predict = predict
@@ -263,7 +243,6 @@ class ImageDataModule(pl.LightningDataModule):
         # Images in a bucket are read for the first checkpoint: by its end an epoch has copied them.
         if stage == "fit" and not self.splits["train"].has_remote_files():
             _ = self.seen
-        self._ahead = BatchesAhead()  # the old one may belong to an earlier fit
         if stage in ("fit", "validate"):
             self.use_cache()
         if self.trainer is not None and _EVALUATED[stage] in self.splits:
@@ -362,8 +341,7 @@ class ImageDataModule(pl.LightningDataModule):
             )
         samples = self.splits[split]
         dataset = self.image_dataset(split, train)
-        is_validated = "val" in self.splits and getattr(trainer, "limit_val_batches", 0) != 0
-        ahead = self._ahead(split, train, is_validated, is_pinned(self._devices()))
+        ahead = self._num_ahead(train)
         options = self.worker_options(math.ceil(self.batch_size / world_size), ahead)
         options["collate_fn"] = self.collate.for_targets(samples.targets)
         if samples.has_remote_files():
@@ -372,6 +350,20 @@ class ImageDataModule(pl.LightningDataModule):
             return TrainLoader(dataset, batches, self._fit_limits(), **options)
         options["persistent_workers"] = split == "val" and options["num_workers"] > 0
         return Loader(dataset, batch_sampler=batches, **options).start_persistent_workers()
+
+    def _num_ahead(self, train: bool) -> int:
+        """Return how many batches per worker a new loader may hold in shared memory.
+
+        The training loader reserves the memory for validation, too: when that starts, training batches already occupy
+        some of the memory, so the free memory could not be checked then. Pinned batches leave shared memory at once.
+        """
+        is_fit = self.trainer is not None and self.trainer.state.fn == "fit"
+        if is_fit and not train:
+            return 0
+        is_validated = "val" in self.splits and getattr(self.trainer, "limit_val_batches", 0) != 0
+        devices = self._devices()
+        is_pinned = devices is not None and devices.is_pinned
+        return BATCHES_AHEAD + (PREFETCHED if train and is_validated and not is_pinned else 0)
 
     def use_cache(self, reads: float | None = None) -> None:
         """Read the images of train and val from the cache from now on. Build it if that saves time.

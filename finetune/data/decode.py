@@ -31,7 +31,6 @@ from finetune.data.addresses import StorageError
 from finetune.data.heif import HEIC_SUFFIXES, has_heic_reader, heif_advice, heif_formats, is_heif
 from finetune.data.image_files import open_file
 from finetune.data.limits import MAX_BYTES, MAX_PIXELS, MAX_SCANS
-from finetune.data.mirror import original
 
 IMAGE_SUFFIXES: frozenset[str] = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
@@ -61,14 +60,11 @@ _FILLER = bytes(np.random.default_rng(0).integers(0, 255, 32, np.uint8))
 # Tags of a TIFF.
 _BITS_PER_SAMPLE = 258
 _PHOTOMETRIC = 262
-_MAX_SAMPLE_VALUE = 281
 _TILE_WIDTH = 322
 _TILE_HEIGHT = 323
 _SAMPLE_FORMAT = 339
 _WHITE_IS_ZERO = 0
 _SIGNED = 2
-# largest samples of 9 to 15 bits, stored in 16
-_MAX_SAMPLES = {2**bits - 1 for bits in range(9, 16)}
 # PNGs whose transparent colour Pillow compares with pixels that it has converted
 _CONVERTED = ("L;2", "L;4", "I;16B", "RGB;16B")
 
@@ -110,7 +106,7 @@ def decode(
         DecodeError: The file cannot be read, or is not a complete image within the limits.
         StorageError: Object storage cannot be reached.
     """
-    name = name or ("image" if isinstance(source, bytes) else original(os.fspath(source)))
+    name = name or ("image" if isinstance(source, bytes) else os.fspath(source))
     silence_pillow()
     try:
         with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
@@ -164,22 +160,6 @@ def _decode_smaller(image: ImageFile, file: BinaryIO, shorter_side: int) -> NDAr
     )
 
 
-def _kind_of(head: bytes) -> str:
-    """Return in words what a file is that begins with these bytes and is no image that we read."""
-    start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if start.startswith((b"<!doctype", b"<html", b"<head")):
-        return "it is a web page, perhaps saved instead of the image"
-    if start.startswith((b"<svg", b"<?xml")):
-        return "it is SVG or XML: save it as PNG"
-    if head.startswith(b"%PDF"):
-        return "it is a PDF: save its page as PNG"
-    if head.startswith(b"PK\x03\x04"):
-        return "it is a ZIP archive or an office document"
-    if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head):
-        return "it is a text file"
-    return f"unknown format, first bytes {head[:8].hex(' ')}"
-
-
 def begins_like_image(content: bytes) -> bool:
     """Return whether a file begins like an image of a format that is read, by its first `NUM_HEAD_BYTES`."""
     return is_heif(content) or content.startswith(_STARTS)
@@ -197,9 +177,8 @@ def open_image(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
     if (num_bytes := file.seek(0, os.SEEK_END)) > MAX_BYTES:
         raise ValueError(f"{num_bytes:,} bytes are more than the limit of {MAX_BYTES:,}")
     if not begins_like_image(head):
-        raise ValueError(
-            f"not a JPEG, PNG, WebP, AVIF, HEIC, BMP, TIFF or GIF image ({_kind_of(head)})"
-        )
+        kinds = "JPEG, PNG, WebP, AVIF, HEIC, BMP, TIFF or GIF"
+        raise ValueError(f"not a {kinds} image: its first bytes are {head!r}")
     file.seek(0)
     image = _opened(file, head)
     _check_size(*image.size, max_pixels)
@@ -362,10 +341,6 @@ def _check_samples(image: Image.Image) -> None:
     if image.mode in ("I", "F") or is_signed or bits not in (8, 16):
         raise ValueError(
             "its samples are signed, or do not have 8 or 16 bits: save it with unsigned samples of 8 or 16 bits"
-        )
-    if is_deep and (stated := _first(tags.get(_MAX_SAMPLE_VALUE, 0))) in _MAX_SAMPLES:
-        raise ValueError(
-            f"its samples of 16 bits go up to {stated} only: save it with samples of 8 bits, or scaled to 65535"
         )
 
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 
 from finetune.data.data_set import DataSet, empty_classes
-from finetune.data.data_settings import Splitting
 from finetune.data.image_files import concatenate_stats
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import Units, fold_parts, hashes, stratified, units_of, with_each_label
 from finetune.data.targets import ClassIndex, MultiHot, Targets
+from finetune.settings.schema import DataSettings
 
 
-def draw_splits(data: DataSet, settings: Splitting) -> DataSet:
+def draw_splits(data: DataSet, settings: DataSettings) -> DataSet:
     """Return the data set with a validation and a test split, and without `all`.
 
     Images without splits are drawn for both. Without a validation split its images are drawn from those of training.
@@ -64,7 +64,7 @@ def joined(parts: Sequence[Samples]) -> Samples:
     return images.take(np.array(order, np.int64))
 
 
-def _parts(data: DataSet, everything: Samples, settings: Splitting) -> list[np.ndarray]:
+def _parts(data: DataSet, everything: Samples, settings: DataSettings) -> list[np.ndarray]:
     """Return the images of training, of validation, and of test if the data set has no splits."""
     if "all" in data.splits:
         fractions: tuple[float, ...] = (settings.val_fraction, settings.test_fraction)
@@ -81,7 +81,7 @@ def _parts(data: DataSet, everything: Samples, settings: Splitting) -> list[np.n
     return parts
 
 
-def _units(everything: Samples, class_names: list[str], settings: Splitting) -> Units:
+def _units(everything: Samples, class_names: list[str], settings: DataSettings) -> Units:
     ids = hashes([*class_names, ""], settings.split_seed).view(np.int64)
     strata = ids[everything.targets.strata()]
     return units_of(everything.names(), strata, settings.split_seed, everything.groups)
@@ -90,7 +90,7 @@ def _units(everything: Samples, class_names: list[str], settings: Splitting) -> 
 def _fold_faults(
     targets: Targets,
     units: Units,
-    settings: Splitting,
+    settings: DataSettings,
     val_fraction: float,
     class_names: list[str],
 ) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from finetune.data.mirror import original
 from finetune.system.messages import counted
 
 
@@ -26,7 +25,7 @@ class Fault(NamedTuple):
 
     def line(self) -> str:
         """Return what is wrong and where."""
-        return f"{original(self.where)}: {self.text}"
+        return f"{self.where}: {self.text}"
 
     def advice(self, more: str = "") -> str:
         """Return what is wrong and where, `more` after it, and what to do about it."""

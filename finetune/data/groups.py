@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from finetune.data.data_set import DataSet
-from finetune.data.mirror import original
 from finetune.data.samples import Samples
 from finetune.data.splits import group_ids
 from finetune.system.messages import WrongUsage, counted, shown
@@ -90,8 +89,8 @@ def straddling_groups(splits: Mapping[str, Samples]) -> Iterator[str]:
                 continue
             common = np.intersect1d(samples.groups, other.groups)
             if len(common):
-                first = original(samples.paths[int(np.flatnonzero(samples.groups == common[0])[0])])
-                second = original(other.paths[int(np.flatnonzero(other.groups == common[0])[0])])
+                first = samples.paths[int(np.flatnonzero(samples.groups == common[0])[0])]
+                second = other.paths[int(np.flatnonzero(other.groups == common[0])[0])]
                 yield (
                     f"{counted(len(common), 'group')} of images "
                     f"{'is' if len(common) == 1 else 'are'} both in {name} and in {other_name}, "

@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from finetune.data.file_facts import sizes_of_some
 from finetune.data.heif import heic_version
 from finetune.data.image_files import concatenate_stats, files_digest, normal_path
 from finetune.data.memmap import MemmapImages, TooLarge, open_or_none, write_memmap
-from finetune.data.mirror import map_files, original
+from finetune.data.mirror import map_files
 from finetune.data.samples import CachedImages, Samples
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.cache_dir import IMAGES, available_bytes, cache_dir, mark_used
@@ -82,7 +82,8 @@ def read_from_cache(
     stats = concatenate_stats([samples.load_stats() for samples in splits.values()])
     digest = files_digest(paths, stats.take(np.array(order, np.int64)), root)
     about = _describe(paths, root, next(iter(splits.values())).shorter_side)
-    path = _cache_file(about, digest)
+    key = hashlib.sha256((json.dumps(about) + digest).encode()).hexdigest()[:16]
+    path = cache_dir() / f"{os.path.basename(about['root'])}-{key}{IMAGES}"
     images = open_or_none(path)
     if images is None and build:
         images = _build(path, paths, about, limit_gb)
@@ -104,73 +105,53 @@ def _describe(
     decoder += f", torch {torch.__version__}" if shorter_side else ""
     decoder += heic_version(paths)
     return {
-        "root": real_place(original(normal_path(root))),
+        "root": real_place(normal_path(root)),
         "shorter_side": shorter_side,
         "decoder": decoder,
     }
 
 
-def _cache_file(about: dict[str, Any], digest: str) -> Path:
-    """Return the path of a cache, from the result of `_describe` and the digest of the files."""
-    key = hashlib.sha256((json.dumps(about) + digest).encode()).hexdigest()[:16]
-    return cache_dir() / f"{os.path.basename(about['root'])}-{key}{IMAGES}"
-
-
 def _build(
     path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: float
 ) -> MemmapImages | None:
-    """Build a cache and return it; None if this fails.
+    """Build a cache and return it; None if this fails, with a log line that says why.
 
-    This process waits if another one builds the same cache, and returns that cache. If the other process was stopped,
+    This process waits if another one builds the same cache, and returns that cache. If the other process was killed,
     this one builds it. If the other process failed, this one does not try: of many processes each would fail in turn.
     """
+    is_logged = is_rank_zero()
     failure = f"the images of {about['root']} are decoded again in every epoch: "
     try:
         num_bytes = _estimate(paths, about["shorter_side"])
         max_bytes = min(limit_gb * 1e9, available_bytes(path.parent))
         if num_bytes > max_bytes:
-            limit = (
-                "--data.cache_limit_gb"
-                if max_bytes == limit_gb * 1e9
-                else f"half the free disk of {path.parent}"
-            )
+            limit = f"half the free disk of {path.parent}"
+            if max_bytes == limit_gb * 1e9:
+                limit = "--data.cache_limit_gb"
             above = f"a cache of {num_bytes / 1e9:.2g} GB would be above {limit}, {max_bytes / 1e9:.2g} GB"
-            if is_rank_zero():
+            if is_logged:
                 log.info("%s%s", failure, above)
             return None
         with one_at_a_time(path) as has_waited:
             images = open_or_none(path)
-            if images is not None:
-                return images
-            # A process that was stopped would have left an unfinished file, so the other process failed.
-            if has_waited and not unfinished(path):
-                if is_rank_zero():
-                    log.warning("%sno cache, another process could not make it", failure)
-                return None
-            if path.exists():
-                log.warning("the cache %s is damaged: it is rebuilt", path)
-            began = time.perf_counter()
-            try:
+            # a process that was killed has left an unfinished file
+            if images is None and has_waited and not unfinished(path):
+                raise OSError("another process could not make it")
+            if images is None:
+                if path.exists():
+                    log.warning("the cache %s is damaged: it is rebuilt", path)
+                is_logged = True  # the other processes do not know why it fails
+                began = time.perf_counter()
                 with closing(_decode_all(paths, about["shorter_side"])) as decoded:
                     write_memmap(path, decoded, about, max_bytes)
-            except (OSError, TooLarge) as error:
-                log.warning("%sno cache, %s", failure, reason(error, cache_dir()))
-                return None
-            except BaseException:
-                with suppress(OSError):  # lets the waiting processes build the cache
-                    path.with_name(f".{path.name}.stopped.tmp").touch()
-                raise
-            seconds = time.perf_counter() - began
-            log.info(
-                "decoded %d images once, in %.1f s: %s in %s",
-                len(paths),
-                seconds,
-                bytes_text(path.stat().st_size),
-                path,
-            )
-            return MemmapImages(path)
-    except (OSError, NotImplementedError) as error:  # no write permission, or no locks on this disk
-        if is_rank_zero():
+                size = bytes_text(path.stat().st_size)
+                what = f"decoded {len(paths)} images once, in {time.perf_counter() - began:.1f} s"
+                log.info("%s: %s in %s", what, size, path)
+                images = MemmapImages(path)
+            return images
+    # a full disk, no write permission, or no locks on this disk
+    except (OSError, TooLarge, NotImplementedError) as error:
+        if is_logged:
             log.warning("%sno cache, %s", failure, reason(error, cache_dir()))
         return None
 

@@ -1,8 +1,9 @@
-"""Image files of the local disk: kinds, folders, sizes and times, and opening them. A path is text.
+"""Image files: kinds, folders, sizes and times, and opening them. A path is text.
 
-Some are copies of objects in a bucket, which get their content when they are opened (see `mirror`).
+The path of an object in a bucket is its address, after its folder was listed (see `mirror`).
 """
 
+import errno
 import hashlib
 import os
 import stat
@@ -12,11 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
-from finetune.data.addresses import StorageError, is_address, parse_address, real_place
-from finetune.data.mirror import check_copy, filled, listed, mirror_of, original
+from finetune.data.addresses import is_address, parse_address, real_place
+from finetune.data.mirror import copied, listed, mirror_of
 
 if TYPE_CHECKING:  # a command line is checked without it
     import numpy as np
+
+_SMALL_BYTES = (
+    2**16
+)  # of an object that is copied where pieces of it are wanted: one request instead of three
 
 # "link" is a dangling link, "other" for example a pipe; None if there is nothing
 Kind = Literal["folder", "file", "link", "other"] | None
@@ -38,7 +43,7 @@ class FileStats:
     Attributes:
         sizes: Size of each file in bytes, (N,) int64; -1 if it does not exist.
         times: Two numbers of each file that change with its content, (N, 2) int64; -1 if it does not exist. Those of a
-            local file are `st_mtime_ns` and `st_ctime_ns`, those of a copy the object's time and a digest of its ETag.
+            local file are `st_mtime_ns` and `st_ctime_ns`, those of an object its time and a digest of its ETag.
         is_regular: Whether it is a regular file, not a folder or a pipe, (N,) bool.
     """
 
@@ -58,8 +63,8 @@ def normal_path(path: str | os.PathLike[str]) -> str:
 
 
 def absolute_path(path: str) -> str:
-    """Return a path that does not depend on the working directory; of a copy its address."""
-    return normal_path(path) if is_address(path) else original(os.path.abspath(path))
+    """Return a path that does not depend on the working directory."""
+    return normal_path(path) if is_address(path) else os.path.abspath(path)
 
 
 def is_same_place(first: str, second: str) -> bool:
@@ -68,7 +73,7 @@ def is_same_place(first: str, second: str) -> bool:
 
 
 def kind_of(path: str) -> Kind:
-    """Return what is at a path. Of a folder of a bucket the list says it."""
+    """Return what is at a path."""
     mirror = mirror_of(path)
     if mirror is not None:
         if path in mirror.objects:
@@ -168,29 +173,28 @@ def files_digest(paths: Sequence[str], stats: FileStats, root: str | os.PathLike
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file for reading.
+    """Open a file for reading. An object is copied first.
 
     Raises:
-        OSError: The file cannot be opened.
-        ValueError: It is a pipe, which would block until it is written to.
+        OSError: The file cannot be opened, or it is a pipe, which would block until it is written to.
         StorageError: It is in a bucket, which cannot be reached, or it was replaced there.
     """
     text = os.fspath(path)
     try:
-        with filled(text):
-            file = open(text, "rb", opener=_open_copy)  # noqa: SIM115 the caller closes it
+        with copied(text) as local:
+            file = open(local, "rb", opener=_open_at_once)  # noqa: SIM115 the caller closes it
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _explained(error, text) from None
     if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise ValueError("it is a pipe, not a file")
+        raise OSError(errno.ESPIPE, "it is a pipe, not a file", text)
     return file
 
 
 def read_pieces(
     path: str, num_bytes: int, starts: Callable[[int], Sequence[int]]
 ) -> tuple[int, list[bytes]]:
-    """Return the size of a file and pieces of it. Nothing else is read, and nothing is copied from a bucket.
+    """Return the size of a file and pieces of it. Of a large object that was not copied only these are requested.
 
     Args:
         path: The file.
@@ -202,17 +206,13 @@ def read_pieces(
         StorageError: It is in a bucket, which cannot be reached, or it was replaced there.
     """
     mirror = mirror_of(path)
-    if mirror is not None and mirror.can_fill(path) and not mirror.has(path):
-        return mirror.read_pieces(path, num_bytes, starts)
-    try:
-        descriptor = _open_copy(path, os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise _explained(error, path) from None
-    try:
+    item = None if mirror is None else mirror.objects.get(path)
+    if mirror and item and item.size > _SMALL_BYTES and not mirror.has(path):
+        return item.size, [mirror.read_part(path, start, num_bytes) for start in starts(item.size)]
+    with open_file(path) as file:
+        descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
         return size, [os.pread(descriptor, num_bytes, start) for start in starts(size)]
-    finally:
-        os.close(descriptor)
 
 
 def _explained(error: OSError, path: str) -> OSError:
@@ -220,17 +220,9 @@ def _explained(error: OSError, path: str) -> OSError:
     if isinstance(error, FileNotFoundError) and os.path.islink(path):
         return FileNotFoundError(error.errno, "The target of this link does not exist", path)
     if error.filename is not None:
-        error.filename = original(path)
+        error.filename = path
     return error
 
 
-def _open_copy(path: str, flags: int) -> int:
-    """Return the descriptor of a file. That of an object is the copy of the version that was listed."""
-    # reading a pipe would otherwise block until it is written to
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    try:
-        check_copy(path, descriptor)
-    except (OSError, StorageError):
-        os.close(descriptor)
-        raise
-    return descriptor
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # or a pipe blocks until it is written to

@@ -1,7 +1,5 @@
 """DataLoader workers: their number, their shared memory and their signals."""
 
-import functools
-import logging
 import multiprocessing
 import os
 import shutil
@@ -19,17 +17,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from finetune.data.mirror import Ahead
-from finetune.distributed.signals import handle_signals_while_waiting, is_rank_zero
+from finetune.distributed.signals import handle_signals_while_waiting
 from finetune.system.machine import num_cores
-
-log = logging.getLogger(__name__)
 
 MOST_WORKERS_PER_CORE = 4
 _SHARED_MEMORY = Path("/dev/shm")
 # batches per worker: prefetched by the loader, and held by the training loop
-_PREFETCHED = 2
+PREFETCHED = 2
 _IN_TRAINING = 1
-BATCHES_AHEAD = _PREFETCHED + _IN_TRAINING
+BATCHES_AHEAD = PREFETCHED + _IN_TRAINING
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _started: WeakSet[Any] = WeakSet()  # iterators of loaders that have workers
 _ended: WeakSet[Any] = WeakSet()
@@ -47,6 +43,11 @@ class Devices:
     kind: str
     num: int
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether to pin batches: a GPU copies faster from pinned memory."""
+        return self.kind == "cuda"
+
 
 def num_sharing(devices: Devices | None) -> int:
     """Return how many devices share the cores of this process.
@@ -63,25 +64,6 @@ def automatic_workers(devices: Devices | None) -> int:
     if devices is not None and devices.kind == "cpu":
         return min(1, cores // (2 * sharing))  # the network needs the cores more than decoding does
     return max(1, min(8, cores // sharing))
-
-
-def bounded_workers(num_workers: int, devices: Devices | None) -> int:
-    """Return the number of workers per device, at most 4 per core over all devices.
-
-    More workers only wait for each other, and thousands would freeze the machine. The number changes no result.
-    """
-    most = max(1, MOST_WORKERS_PER_CORE * num_cores() // num_sharing(devices))
-    if num_workers > most and is_rank_zero():
-        _warn_of_bound(num_workers, most)
-    return min(num_workers, most)
-
-
-@functools.cache
-def _warn_of_bound(num_workers: int, most: int) -> None:
-    where = f"{MOST_WORKERS_PER_CORE} for each of {num_cores()} cores"
-    log.warning(
-        "data.num_workers %d: only %d are started for each device, %s", num_workers, most, where
-    )
 
 
 def check_shared_memory(
@@ -122,56 +104,24 @@ def loader_options(
 
     Args:
         devices: Devices of the Trainer, if any.
-        num_workers: A number, limited by `bounded_workers`, or `auto` to choose for this machine.
+        num_workers: A number, of which at most 4 per core are started, or `auto` to choose for this machine.
         batch_bytes: See `check_shared_memory`.
         num_ahead: See `check_shared_memory`.
     """
-    num = (
-        bounded_workers(num_workers, devices)
-        if isinstance(num_workers, int)
-        else automatic_workers(devices)
-    )
+    num = automatic_workers(devices)
+    if isinstance(num_workers, int):
+        # More workers would only wait for each other, and thousands would freeze the machine. The number changes no
+        # result.
+        most = MOST_WORKERS_PER_CORE * num_cores() // num_sharing(devices)
+        num = min(num_workers, max(1, most))
     check_shared_memory(num, batch_bytes, 1 if devices is None else devices.num, num_ahead)
-    # Python 3.14's default, a fork server, would run a script without a main guard once more
-    is_forked = num > 0 and sys.platform == "linux"
     return {
         "num_workers": num,
-        "pin_memory": is_pinned(devices),
+        "pin_memory": devices is not None and devices.is_pinned,
         "worker_init_fn": start_worker,
-        "multiprocessing_context": "fork" if is_forked else None,
+        # Python 3.14's default, a fork server, would run a script without a main guard once more
+        "multiprocessing_context": "fork" if num > 0 else None,
     }
-
-
-def is_pinned(devices: Devices | None) -> bool:
-    """Return whether to pin batches: a GPU copies faster from pinned memory."""
-    return devices is not None and devices.kind == "cuda"
-
-
-class BatchesAhead:
-    """Largest number of batches per worker that the loaders of a fit hold in shared memory.
-
-    The training loader reserves the memory for the validation loader, too. When validation starts, training batches
-    already occupy some of the memory, so the free memory could not be checked then.
-    """
-
-    def __init__(self) -> None:
-        self._has_train_loader = False
-
-    def __call__(self, split: str, is_train: bool, is_validated: bool, is_pinned: bool) -> int:
-        """Return the number for a new loader; 0 if the training loader has already reserved its memory.
-
-        Args:
-            split: Split that the loader reads.
-            is_train: Whether it is the training loader.
-            is_validated: Whether the fit validates.
-            is_pinned: Whether batches are pinned. Pinned batches leave shared memory immediately.
-        """
-        if self._has_train_loader and split in ("train", "val"):
-            return 0
-        self._has_train_loader |= is_train
-        if is_train and is_validated and not is_pinned:
-            return BATCHES_AHEAD + _PREFETCHED
-        return BATCHES_AHEAD
 
 
 class Loader(DataLoader):
@@ -201,7 +151,7 @@ class Loader(DataLoader):
         self._ahead: Ahead[Any] | None = None
         if files_of is not None:
             # when a batch is taken from the sampler, that many may still be with the workers
-            in_use = max(1, _PREFETCHED * self.num_workers)
+            in_use = max(1, PREFETCHED * self.num_workers)
             self._ahead = Ahead(batch_sampler, files_of, in_use, handle_signals_while_waiting)
 
     def __iter__(self) -> Any:
@@ -265,11 +215,10 @@ def start_worker(worker_id: int) -> None:
     assert main is not None, "only a process that multiprocessing has started is a worker"
     for signum in SIGNALS - {signal.SIGTERM}:
         signal.signal(signum, signal.SIG_IGN)
-    if hasattr(signal, "sigtimedwait"):  # not on macOS, where any SIGTERM ends a worker
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(
-            target=_exit_with_main_process, args=(main,), name="end-with-main", daemon=True
-        ).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(
+        target=_exit_with_main_process, args=(main,), name="end-with-main", daemon=True
+    ).start()
 
 
 def _exit_with_main_process(main: Any) -> None:

@@ -1,4 +1,4 @@
-"""The local folder of a place of images: of a bucket, of an archive, or of a dataset of the hub."""
+"""The folder of a place of images: of a bucket its address, of an archive or a dataset of the hub a local folder."""
 
 import glob
 from pathlib import Path
@@ -11,10 +11,10 @@ from finetune.models.hub import check_hub_client, hub_errors
 
 
 def local_folder(place: str) -> str:
-    """Return the local folder or file from which the images of a place are read.
+    """Return the folder or file of the images of a place, as `image_files` takes it.
 
-    An archive is unpacked once, and a dataset of the hub downloaded once. A bucket is listed by each call, and its
-    images are copied when they are read. A local folder or file is returned as it is.
+    An archive is unpacked once, and a dataset of the hub downloaded once. A bucket is listed by each call; its folder
+    stays an address, and its images are copied when they are read. A local folder or file is returned as it is.
 
     Raises:
         OSError: The place cannot be read, or it does not exist.
@@ -25,7 +25,7 @@ def local_folder(place: str) -> str:
         return _downloaded(place)
     if is_archive(place):
         return unpacked(place)
-    return Mirror(place).path if is_in_bucket(place) else place
+    return Mirror(place).address if is_in_bucket(place) else place
 
 
 def _downloaded(place: str) -> str:

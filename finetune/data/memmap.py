@@ -1,17 +1,11 @@
 """Decoded images in one memory-mapped file, so that all processes of a machine share one copy.
 
-Layout of the file:
+Layout of the file: a header with a mark; the pixels of each image, (H, W, 3) uint8; the index with the height and width
+of each; JSON that describes the images; the trailer. The file is written under a temporary name, synced and renamed, so
+it is complete or absent.
 
-1. A header with a mark.
-2. The pixels of each image, (H, W, 3) uint8.
-3. The index: the offset of each image, then its height and width.
-4. JSON that describes the images.
-5. The trailer.
-
-The file is written under a temporary name, synced and renamed, so it is complete or absent.
-
-Opening a file checks its length, the checksum of everything after the pixels, and that the images fill the space of the
-pixels exactly. The pixels have no checksum, because it would require reading them all.
+Opening a file checks its length, and the checksum of everything after the pixels. The pixels have no checksum, because
+it would require reading them all.
 """
 
 # Shapes: N images in a file.
@@ -34,7 +28,7 @@ from finetune.system.files import replacing, unfinished
 
 # magic, N, offset of the index, SHA-256 of the index and the JSON
 _TRAILER = struct.Struct("<16sQQ32s")
-_MAGIC = b"finetune packed2"
+_MAGIC = b"finetune packed3"
 # bytes after which the file is synced in the background, instead of everything at the end
 _SYNC_BYTES = 2**28
 
@@ -56,37 +50,30 @@ class MemmapImages:
             # raises a ValueError for an empty file
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         end = len(self._map) - _TRAILER.size
-        magic, num, start, checksum = (
-            _TRAILER.unpack_from(self._map, end) if end >= 0 else (b"", 0, 0, b"")
-        )
+        trailer = self._map[max(end, 0) :].rjust(_TRAILER.size)
+        magic, num, start, checksum = _TRAILER.unpack(trailer)
         if magic != _MAGIC:
             raise ValueError(f"{path} is truncated, or not a file of this kind and version")
         with memoryview(self._map) as content:
-            if start + 16 * num > end or hashlib.sha256(content[start:end]).digest() != checksum:
+            if hashlib.sha256(content[start:end]).digest() != checksum:
                 raise ValueError(f"{path} is damaged: its index is not what was written")
-        self.about: dict[str, Any] = json.loads(self._map[start + 16 * num : end])
-        self._offsets = np.frombuffer(self._map, np.int64, num, start)
-        self._shapes = np.frombuffer(self._map, np.int32, 2 * num, start + 8 * num).reshape(num, 2)
-        self._pixels = np.frombuffer(
-            self._map, np.uint8, max(0, start - HEADER_BYTES), HEADER_BYTES
-        )
-        sizes = 3 * self._shapes.astype(np.int64).prod(axis=1)
-        end_of_pixels = HEADER_BYTES + int(sizes.sum())
-        if not np.array_equal(self._offsets, np.cumsum(sizes) - sizes) or start != _aligned(
-            end_of_pixels
-        ):
-            raise ValueError(f"{path} is damaged: it holds more or fewer pixels than its index")
+        self.about: dict[str, Any] = json.loads(self._map[start + 8 * num : end])
+        self._shapes = np.frombuffer(self._map, np.int32, 2 * num, start).reshape(num, 2)
+        self._pixels = np.frombuffer(self._map, np.uint8, start - HEADER_BYTES, HEADER_BYTES)
+        self._ends = np.cumsum(3 * self._shapes.astype(np.int64).prod(axis=1))
+        if num and self._ends[-1] != len(self._pixels):
+            raise ValueError(f"{path} is damaged: it has more or fewer pixels than its index")
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._shapes)
 
     def __getitem__(self, i: int) -> np.ndarray | None:
         """Return image i as a read-only view; None if it could not be decoded."""
-        start = int(self._offsets[i])
         height, width = self._shapes[i].tolist()
         if not height:
             return None
-        return self._pixels[start : start + 3 * height * width].reshape(height, width, 3)
+        end = int(self._ends[i])
+        return self._pixels[end - 3 * height * width : end].reshape(height, width, 3)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MemmapImages, (self.path,)  # a spawned process maps the file itself
@@ -119,7 +106,6 @@ def write_memmap(
         OSError: The disk is full, or fails.
         TooLarge: The pixels exceed `max_bytes`.
     """
-    offsets = array("q")
     shapes = array("i")
     position = 0
     synced = 0
@@ -129,7 +115,6 @@ def write_memmap(
     with replacing(path) as temporary, open(temporary, "wb") as file, ThreadPoolExecutor(1) as pool:
         file.write(MARK.ljust(HEADER_BYTES, b"\0"))
         for image in images:
-            offsets.append(position)
             shapes.extend((0, 0) if image is None else image.shape[:2])
             if image is not None:
                 position += file.write(np.ascontiguousarray(image).data.cast("B"))
@@ -138,13 +123,9 @@ def write_memmap(
             if position - synced > _SYNC_BYTES:
                 synced = position
                 syncs.append(pool.submit(os.fsync, file.fileno()))
-        index = offsets.tobytes() + shapes.tobytes() + json.dumps(about).encode()
-        start = _aligned(HEADER_BYTES + position)
-        file.write(bytes(start - HEADER_BYTES - position) + index)
-        file.write(_TRAILER.pack(_MAGIC, len(offsets), start, hashlib.sha256(index).digest()))
+        index = shapes.tobytes() + json.dumps(about).encode()
+        checksum = hashlib.sha256(index).digest()
+        file.write(index)
+        file.write(_TRAILER.pack(_MAGIC, len(shapes) // 2, HEADER_BYTES + position, checksum))
         for sync in syncs:
             sync.result()  # raises; the system reports a disk error to one fsync call only
-
-
-def _aligned(position: int) -> int:
-    return -(-position // 64) * 64

@@ -1,28 +1,24 @@
-"""An address in object storage is a folder on the local disk, in the folder of caches.
+"""Images in object storage: a folder is listed once, and each object is copied once, when it is first read.
 
-A folder of a bucket is listed once, and its folders and files are made there, the files empty. All other code sees a
-local folder: it finds images, classes and names in it as in any other. An empty file gets its content when it is to be
-read: with the ETag of the list, written elsewhere and then moved into its place. So workers, checks and caches read
-local files only, and a later epoch or run needs no request for a file with the same ETag. Several processes may share
-a folder. Each goes by its own list: what another process has listed later is neither found nor read.
+Paths of such images are their addresses. `image_files` asks the list for kinds, sizes and entries, and opens copies.
+A copy is named by a hash of the key, the size and the ETag of the object. So it is complete or absent, a replaced
+object has another one, and several processes and later runs use the same copies.
 
-If the files need more than half of the free disk, each process has a folder of its own. It keeps as many files as fit,
-and deletes the others when they were read, but none that a worker may still read.
+If the images need more than half of the free disk, each process has a folder of its own. It keeps as many copies as
+fit, and deletes the others when they were read, but none that a worker may still read.
 
-Only the process that has listed a folder fills it: a client of object storage does not survive a fork.
+Only the process that has listed a folder copies from it: a client of object storage does not survive a fork.
 """
 
 import errno
-import glob
 import logging
 import os
-import re
 import secrets
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
@@ -30,166 +26,124 @@ from threading import RLock
 from typing import Any, Generic, TypeVar
 
 from finetune.data import bucket
-from finetune.data.addresses import Address, StorageError, is_in_bucket, parse_address
+from finetune.data.addresses import StorageError, is_in_bucket, parse_address
 from finetune.data.limits import MAX_BYTES
 from finetune.system.cache_dir import COPIES, COPIES_MARK, available_bytes, cache_dir
 from finetune.system.daemon_threads import DaemonThreads
-from finetune.system.files import one_at_a_time
 from finetune.system.messages import bytes_text, reason
-from finetune.system.process_folder import PREFIX, process_folder
+from finetune.system.process_folder import process_folder
 
 log = logging.getLogger(__name__)
 
 _NUM_THREADS = 128  # requests at a time; each waits for the network most of its time
 _NUM_AHEAD = 256  # files that are requested ahead, at least one group
 _BYTES_AHEAD = 256 * 2**20  # of these files
-
-_SMALL_BYTES = 2**16  # of a file that is read whole, in one request, where pieces of it are wanted
 _NUM_SUBMITTED = 4  # per thread, calls of `map_files` that wait or are running
 _POLL_SECONDS = 0.5  # between two calls of `while_waiting`
-
-# The folder of a bucket's copies, in that of all copies, and the key of one.
-_COPY = re.compile(
-    rf"(?:{re.escape(PREFIX)}[^/]+/)?(s3|gs|az)-([^/]+)-[0-9a-f]{{8}}(?:/(.*))?", re.S
-)
 
 _Group = TypeVar("_Group")
 _Result = TypeVar("_Result")
 
 
 class Mirror:
-    """The local folder of an address, or the file of a single object. It is listed, and its empty files are made.
+    """The list of an address, and the copies of its objects.
 
     Args:
-        address: The address.
+        address: The address of a folder or an object.
         limit_bytes: Largest size of the copies. By default that of all files may be half of the free disk.
 
     Attributes:
         address: The address in its shortest form.
-        path: The path of the local folder or file.
+        objects: The objects in the folder, by their addresses.
         is_kept: Whether the copies stay for later runs.
 
     Raises:
         WrongUsage: The address is invalid, or the package for object storage is not installed.
         FileNotFoundError: There is nothing at the address.
-        StorageError: The storage cannot be reached, or the folder cannot be written.
+        StorageError: The storage cannot be reached, or the folder of copies cannot be written.
     """
 
     def __init__(self, address: str, limit_bytes: float | None = None) -> None:
         parsed = parse_address(address)
         self.address = str(parsed)
-        objects = _objects_at(parsed)
+        self.objects = _objects_at(self.address)
         self._process = os.getpid()
         self._limit = limit_bytes
-        self._requests: dict[str, Future[None]] = {}
         self._kept: set[str] = set()  # copies that stay in a folder of this process, and their size
         self._kept_bytes = 0
-        self._is_logged = False
+        of_server = f"{bucket.endpoint_of(parsed.scheme)} {parsed.scheme}"
+        server = blake2b(of_server.encode(errors="surrogateescape"), digest_size=4).hexdigest()
+        name = f"{parsed.scheme}-{parsed.bucket}-{server}"
+        copies = Path(os.path.abspath(cache_dir() / COPIES))
         try:
-            copies = Path(os.path.abspath(cache_dir() / COPIES))
             self._temporary = process_folder(copies)
-            self._set_place(copies, objects)
-            most = self._most_bytes(str(copies))
-            num_bytes = sum(item.size for item in objects.values())
-            if num_bytes > most:
-                missing = [item for path, item in self.objects.items() if not self.has(path)]
+            self._folder = copies / name
+            num_bytes = sum(item.size for item in self.objects.values())
+            if num_bytes > self._most_bytes():
+                missing = (item for place, item in self.objects.items() if not self.has(place))
                 num_bytes = sum(item.size for item in missing)
-            self.is_kept = num_bytes <= most
+            self.is_kept = num_bytes <= self._most_bytes()
             if not self.is_kept:
-                self._set_place(self._temporary, objects)
-            with one_at_a_time(Path(self._folder)):
-                self._make_files()
+                self._folder = self._temporary / name
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / COPIES_MARK).touch()
         except OSError as error:
             raise self._not_copied(error) from error
+        if not self.is_kept:
+            what = "more than half of the free disk: some images are requested again in each epoch"
+            log.info("%s: %s, %s", self.address, bytes_text(num_bytes), what)
         _add_mirror(self)
-
-    def _set_place(self, parent: Path, objects: dict[str, bucket.Object]) -> None:
-        """Set the folder of the bucket, the path of this mirror in it, and the objects by their paths."""
-        scheme, name, key = parse_address(self.address)
-        of_server = f"{bucket.endpoint_of(scheme)} {scheme}".encode(errors="surrogateescape")
-        digest = blake2b(of_server, digest_size=4).hexdigest()
-        self._folder = str(parent / f"{scheme}-{name}-{digest}")
-        self.path = f"{self._folder}/{key}" if key else self._folder
-        self.objects = {
-            f"{self.path}/{name}" if name else self.path: item for name, item in objects.items()
-        }
-
-    def _make_files(self) -> None:
-        """Make the folders and files of the list, the new ones empty, and delete those that it does not have."""
-        os.makedirs(self._folder, exist_ok=True)
-        Path(self._folder, COPIES_MARK).touch()
-        there: set[str] = set()
-        for folder, _, names in os.walk(self.path, topdown=False):
-            for name in names:
-                path = f"{folder}/{name}"
-                if path in self.objects:
-                    there.add(path)
-                elif name != COPIES_MARK:
-                    os.unlink(path)
-            with suppress(OSError):  # it is not empty
-                os.rmdir(folder)
-        if self.path not in self.objects:
-            if os.path.isfile(self.path):
-                os.unlink(self.path)
-            os.makedirs(self.path, exist_ok=True)
-        made: set[str] = set()
-        for path in self.objects.keys() - there:
-            folder = os.path.dirname(path)
-            if folder not in made:
-                made.add(folder)
-                os.makedirs(folder, exist_ok=True)
-            _make_file(path)
 
     @cached_property
     def folders(self) -> dict[str, list[str]]:
-        """The files and folders in each folder of the list, by their paths."""
-        folders: dict[str, list[str]] = {} if self.path in self.objects else {self.path: []}
-        for path in self.objects:
-            while path != self.path:
-                folder = os.path.dirname(path)
+        """The files and folders in each folder of the list, by their addresses."""
+        folders: dict[str, list[str]] = {} if self.address in self.objects else {self.address: []}
+        for place in self.objects:
+            while place != self.address:
+                folder = os.path.dirname(place)
                 is_new = folder not in folders
-                folders.setdefault(folder, []).append(path)
+                folders.setdefault(folder, []).append(place)
                 if not is_new:
                     break
-                path = folder
+                place = folder
         return folders
 
-    def address_of(self, path: str) -> str:
-        """Return the address of a file."""
-        return self.address + path.removeprefix(self.path)
+    def copy_of(self, place: str) -> str:
+        """Return the path of the copy of an object, which may not exist yet."""
+        item = self.objects[place]
+        content = f"{parse_address(place).key}\0{item.size}\0{item.e_tag or item.changed}"
+        name = blake2b(content.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+        return f"{self._folder}/{name[:2]}/{name}"
 
-    def has(self, path: str) -> bool:
-        """Return whether a file has the content of the list."""
-        try:
-            status = os.stat(path)
-        except OSError:
-            return False
-        return _is_copy(status, self.objects[path])
+    def has(self, place: str) -> bool:
+        """Return whether there is a copy of an object."""
+        return os.path.exists(self.copy_of(place))
 
-    def can_fill(self, path: str) -> bool:
-        """Return whether a file is in the list, and this process may request it."""
-        return path in self.objects and self._process == os.getpid()
+    def can_copy(self, place: str) -> bool:
+        """Return whether an object is in the list, and this process may request it."""
+        return place in self.objects and self._process == os.getpid()
 
-    def request(self, path: str) -> "Future[None] | None":
-        """Begin to copy a file; the result is when it has arrived, None if it is there. See `can_fill`.
+    def request(self, place: str) -> "Future[None] | None":
+        """Begin to copy an object; the result is when it has arrived, None if there is a copy. See `can_copy`.
 
         The copy is not deleted until `release`.
         """
+        path = self.copy_of(place)
         with _lock:
             _pins[path] += 1
-            if path in self._requests:
-                return self._requests[path]
-            if self.has(path):
+            if path in _requests:
+                return _requests[path]
+            if self.has(place):
                 return None
-            self._log_once()
-            request = self._requests[path] = _threads.submit(partial(self._copy, path))
-        request.add_done_callback(lambda _: self._requests.pop(path, None))
+            request = _requests[path] = _threads.submit(partial(self._copy, place, path))
+        request.add_done_callback(lambda _: _requests.pop(path, None))
         return request
 
-    def release(self, path: str) -> None:
-        """End the use of a file that was requested. In a folder of this process it is emptied, unless it may stay."""
+    def release(self, place: str) -> None:
+        """End the use of an object that was requested. In a folder of this process, its copy may be deleted."""
         if self._process != os.getpid():  # a forked worker, which deletes no copy
             return
+        path = self.copy_of(place)
         with _lock:
             _pins[path] -= 1
             if _pins[path] > 0:
@@ -197,84 +151,51 @@ class Mirror:
             del _pins[path]
             if self.is_kept or path in self._kept:
                 return
-            num_bytes = self._kept_bytes + self.objects[path].size
-            if num_bytes > self._most_bytes(self._folder):
-                # a reader that has opened it keeps the content
-                Path(path).unlink(missing_ok=True)
-                with suppress(OSError):  # the disk is full; the list has the file all the same
-                    _make_file(path)
+            num_bytes = self._kept_bytes + self.objects[place].size
+            if num_bytes > self._most_bytes():
+                Path(path).unlink(missing_ok=True)  # a reader that has opened it keeps the content
             else:
                 self._kept.add(path)
                 self._kept_bytes = num_bytes
 
-    def read_pieces(
-        self, path: str, num_bytes: int, starts: Callable[[int], Sequence[int]]
-    ) -> tuple[int, list[bytes]]:
-        """Return the size of a file and pieces of it, which are requested; see `image_files.read_pieces`."""
-        item = self.objects[path]
-        read_part = partial(bucket.read, self.address_of(path), item.e_tag)
-        if 0 < item.size <= _SMALL_BYTES:
-            content = self._read(path)
-            return item.size, [content[start : start + num_bytes] for start in starts(item.size)]
-        pieces = [
-            read_part(start, min(num_bytes, item.size - start)) if start < item.size else b""
-            for start in starts(item.size)
-        ]
-        return item.size, pieces
-
-    def _most_bytes(self, folder: str) -> float:
-        """Return how many bytes the copies in a folder may take."""
-        return available_bytes(Path(folder)) if self._limit is None else self._limit
+    def read_part(self, place: str, start: int, num_bytes: int) -> bytes:
+        """Return a part of an object, which is requested; b"" after its end."""
+        item = self.objects[place]
+        if start >= item.size:
+            return b""
+        return bucket.read(place, item.e_tag, start, min(num_bytes, item.size - start))
 
     def bytes_ahead(self) -> float:
         """Return how many bytes may be requested before they are needed."""
         if self.is_kept:
             return _BYTES_AHEAD
-        return max(1, min(_BYTES_AHEAD, self._most_bytes(self._folder) / 2))
+        return max(1, min(_BYTES_AHEAD, self._most_bytes() / 2))
 
-    def _log_once(self) -> None:
-        # imports torch, which a check of images does not wait for
-        from finetune.distributed.signals import is_rank_zero
+    def _most_bytes(self) -> float:
+        """Return how many bytes the copies may take. The free disk shrinks as other processes copy, too."""
+        return available_bytes(self._folder) if self._limit is None else self._limit
 
-        if self._is_logged or not is_rank_zero():
-            return
-        self._is_logged = True
-        size = bytes_text(sum(item.size for item in self.objects.values()))
-        text = f"images are copied once, to {self._folder}"
-        if not self.is_kept:
-            text = "more than half of the free disk: some are requested again in each epoch"
-        log.info("%s, up to %s: %s", self.address, size, text)
-
-    def _read(self, path: str) -> bytes:
-        """Return the content of an object. Storage without ETags cannot say that it was replaced; its size may."""
-        item = self.objects[path]
-        content = bucket.read(self.address_of(path), item.e_tag)
-        if len(content) != item.size:
-            raise bucket.replaced(self.address_of(path), "size")
-        return content
-
-    def _copy(self, path: str) -> None:
-        """Copy a file. Of one that is too large for an image there is only a file of its size, which is not decoded."""
-        item = self.objects[path]
+    def _copy(self, place: str, path: str) -> None:
+        """Copy an object. Of one that is too large for an image there is only a file of its size."""
+        item = self.objects[place]
         try:
-            content = self._read(path) if item.size <= MAX_BYTES else b""
+            content = bucket.read(place, item.e_tag) if item.size <= MAX_BYTES else b""
         except FileNotFoundError:  # deleted since it was listed; reading it says so
-            Path(path).unlink(missing_ok=True)
             return
+        # storage without ETags cannot say that the object was replaced; its size may
+        if item.size <= MAX_BYTES and len(content) != item.size:
+            raise bucket.replaced(place, "size")
         temporary = self._temporary / secrets.token_hex(8)
         try:
             temporary.write_bytes(content)
             os.truncate(temporary, item.size)
-            os.utime(temporary, (_stamp(item), _stamp(item)))
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             temporary.replace(path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise self._not_copied(error) from error
 
     def _not_copied(self, error: OSError) -> StorageError:
-        if error.errno == errno.ENAMETOOLONG:
-            where = original(str(error.filename))
-            return StorageError(f"{where}: the name is too long for a file of this disk: rename it")
         folder = cache_dir() / COPIES
         return StorageError(
             f"cannot copy {self.address} to {folder}: {reason(error, folder)}. Set FINETUNE_CACHE to a folder of a "
@@ -282,19 +203,14 @@ class Mirror:
         )
 
 
-def _objects_at(address: Address) -> dict[str, bucket.Object]:
-    """Return the objects in a folder by their names in it; "" is the name of a single object.
-
-    An empty object with the name of a folder marks it. A name cannot be that of an image and of a folder.
-    """
-    place = str(address)
+def _objects_at(place: str) -> dict[str, bucket.Object]:
+    """Return the objects in a folder, or the single object, by address. An empty object of a folder's name marks it."""
     objects = bucket.objects_in(place)
-    if not objects and address.key:
+    if not objects and parse_address(place).key:
         item = bucket.head(place, is_start=True)
         if item is None:
-            hint = "; globs find local files only" if glob.has_magic(address.key) else ""
-            raise FileNotFoundError(f"{place!r} does not exist{hint}")
-        return {"": item}
+            raise FileNotFoundError(f"{place!r} does not exist; globs find local files only")
+        return {place: item}
     folders: set[str] = set()
     for name in objects:
         while (name := name.rpartition("/")[0]) and name not in folders:
@@ -304,119 +220,67 @@ def _objects_at(address: Address) -> dict[str, bucket.Object]:
             raise StorageError(
                 f"{place}/{name} is the name of an object and of a folder: rename one of them"
             )
-    return objects
-
-
-def _stamp(item: bucket.Object) -> int:
-    """Return the time that the copy of an object has, in seconds: it stands for the content, by its ETag."""
-    return 2**29 + item.version() % 2**30  # which all file systems can store: between 1987 and 2021
-
-
-def _is_copy(status: os.stat_result, item: bucket.Object) -> bool:
-    """Return whether a file is the complete copy of an object."""
-    return (status.st_size, int(status.st_mtime)) == (item.size, _stamp(item))
-
-
-def _make_file(path: str) -> None:
-    """Make an empty file, unless there is a file."""
-    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666))
+    return {f"{place}/{name}": item for name, item in objects.items()}
 
 
 _threads = DaemonThreads(_NUM_THREADS, "copy")
 _piece_threads = DaemonThreads(_NUM_THREADS, "pieces")  # which may wait for a copy
-# By their paths, the newest last. It is replaced and not changed, because threads go through it.
+# By their addresses, the newest last. It is replaced and not changed, because threads go through it.
 _mirrors: dict[str, Mirror] = {}
 _lock = RLock()  # threads read files, too
-# How many groups that may still be read hold a file. Two mirrors may have the same file.
+# By the paths of copies, which two mirrors may have both: the requests that have not ended, and how many readers and
+# groups that may still be read hold the copy.
+_requests: dict[str, Future[None]] = {}
 _pins: Counter[str] = Counter()
 
 
 def _add_mirror(mirror: Mirror) -> None:
     global _mirrors
     with _lock:
-        others = {path: other for path, other in _mirrors.items() if path != mirror.path}
-        _mirrors = {**others, mirror.path: mirror}
+        others = {place: other for place, other in _mirrors.items() if place != mirror.address}
+        _mirrors = {**others, mirror.address: mirror}
 
 
 def mirror_of(path: str) -> Mirror | None:
-    """Return the newest mirror that a local path belongs to; None for other paths."""
-    if f"/{COPIES}/" not in path:
-        return None
+    """Return the newest mirror that an address belongs to; None for local paths, and where nothing was listed."""
     found = None
-    for root, mirror in _mirrors.items():
-        if path == root or path.startswith(f"{root}/"):
-            found = mirror
+    if is_in_bucket(path):
+        for place, mirror in _mirrors.items():
+            if path == place or path.startswith(f"{place}/"):
+                found = mirror
     return found
 
 
 def listed(path: str) -> bucket.Object | None:
-    """Return the object whose copy a path is in the newest list of this process; None for other paths.
+    """Return what the list says of an object; None for local paths.
 
     Raises:
-        FileNotFoundError: It is in the folder of an address, whose list does not have it.
+        FileNotFoundError: It is not in a list of this process. An address in an untrusted file is not requested.
     """
-    mirror = mirror_of(path)
-    if mirror is None:
+    if not is_in_bucket(path):
         return None
-    if path not in mirror.objects:
+    mirror = mirror_of(path)
+    if mirror is None or path not in mirror.objects:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     return mirror.objects[path]
 
 
-def check_copy(path: str, descriptor: int) -> None:
-    """Check that an open file is the copy of the object that was listed, not a later one by another process.
-
-    Raises:
-        FileNotFoundError: The list does not have it; see `listed`.
-        StorageError: The object was replaced.
-    """
-    item = listed(path)
-    if item is not None and not _is_copy(os.fstat(descriptor), item):
-        raise bucket.replaced(original(path), "ETag")
-
-
-def original(path: str) -> str:
-    """Return the address of a copy, or else the path itself."""
-    before, _, inside = path.partition(f"/{COPIES}/")
-    match = _COPY.fullmatch(inside)
-    if match is None or Path(before) != Path(os.path.abspath(cache_dir())):
-        return path
-    return str(Address(match[1], match[2], match[3] or ""))
-
-
-def local_paths(addresses: Sequence[str]) -> list[str]:
-    """Return the local paths of files in buckets; other paths stay. Their common folder in each bucket is listed."""
-    keys: dict[tuple[str, str], list[str]] = {}
-    for path in filter(is_in_bucket, addresses):
-        scheme, name, key = parse_address(path)
-        keys.setdefault((scheme, name), []).append(key)
-    mirrors = {
-        place: Mirror(str(Address(*place, os.path.commonpath(map(os.path.dirname, of_bucket)))))
-        for place, of_bucket in keys.items()
-    }
-
-    def local(path: str) -> str:
-        if not is_in_bucket(path):
-            return path
-        address = parse_address(path)
-        mirror = mirrors[address.scheme, address.bucket]
-        return mirror.path + str(address).removeprefix(mirror.address)
-
-    return [*map(local, addresses)]
-
-
 @contextmanager
-def filled(path: str) -> Iterator[None]:
-    """Give a file its content, if it is a copy, and keep it meanwhile.
+def copied(path: str) -> Iterator[str]:
+    """Yield the local path of a file. An object is copied first, and its copy is kept meanwhile.
 
     Raises:
-        FileNotFoundError: It was deleted in the bucket.
-        StorageError: The storage cannot be reached, or the file was replaced.
+        FileNotFoundError: The object is not in a list; see `listed`.
+        StorageError: The storage cannot be reached, or the object was replaced.
     """
+    mirror = mirror_of(path)
+    if listed(path) is None or mirror is None:
+        yield path
+        return
     planned = _Planned(path, [path])
     try:
         planned.wait()
-        yield
+        yield mirror.copy_of(path)
     finally:
         planned.release()
 
@@ -426,7 +290,7 @@ class _Planned(Generic[_Group]):
 
     Args:
         group: The group.
-        paths: Its files, of which only copies are looked at.
+        paths: Its files, of which only objects are looked at.
 
     Attributes:
         weight: Its part of all that may be requested ahead.
@@ -435,7 +299,7 @@ class _Planned(Generic[_Group]):
     def __init__(self, group: _Group, paths: Iterable[str]) -> None:
         self.group = group
         found = ((mirror_of(path), path) for path in paths)
-        self._files = [(m, path) for m, path in found if m is not None and m.can_fill(path)]
+        self._files = [(m, path) for m, path in found if m is not None and m.can_copy(path)]
         self._requests = [mirror.request(path) for mirror, path in self._files]
         self.weight = max(1, len(self._files)) / _NUM_AHEAD
         for mirror, path in self._files:
@@ -519,7 +383,7 @@ class Ahead(Generic[_Group]):
 def map_files(
     function: Callable[[str], _Result], paths: Iterable[str], num_threads: int = 0
 ) -> Generator[_Result, None, None]:
-    """Yield the result of a function for each file, in order. Files of a bucket are copied ahead.
+    """Yield the result of a function for each file, in order. Objects are copied ahead.
 
     Args:
         function: Called with the path of a file.
@@ -547,7 +411,7 @@ def map_files(
 def map_pieces(
     function: Callable[[str], _Result], paths: Iterable[str]
 ) -> Generator[_Result, None, None]:
-    """Yield the result of a function that reads pieces of each file, in order. It is called in threads for a bucket.
+    """Yield the result of a function that reads pieces of each file, in order. Threads call it for objects.
 
     Args:
         function: Called with the path of a file; see `image_files.read_pieces`.
@@ -559,8 +423,8 @@ def map_pieces(
     waiting: deque[Callable[[], _Result]] = deque()
     for path in paths:
         read_one = partial(function, path)
-        is_copy = mirror_of(path) is not None
-        waiting.append(_piece_threads.submit(read_one).result if is_copy else read_one)
+        in_bucket = is_in_bucket(path)
+        waiting.append(_piece_threads.submit(read_one).result if in_bucket else read_one)
         if len(waiting) > _NUM_AHEAD:
             yield waiting.popleft()()
     while waiting:

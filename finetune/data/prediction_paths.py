@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from finetune.data.addresses import is_in_bucket
 from finetune.data.faults import Fault, refuse_faults
 from finetune.data.image_files import kind_of, open_file
 from finetune.data.local_folders import local_folder
-from finetune.data.mirror import local_paths, mirror_of
 from finetune.data.samples import PathList, Samples
 from finetune.data.tables.table_file import is_table
 from finetune.data.tables.table_rows import listed_paths
@@ -77,10 +77,12 @@ def _expand(
             open_file(pattern), encoding="utf-8-sig", errors="surrogateescape"
         ) as lines:
             listed = [line.rstrip("\r\n") for line in lines if line.strip()]
-        paths = PathList(local_paths(listed))
+        if any(map(is_in_bucket, listed)):
+            raise ValueError(f"the list {place!r} has addresses: pass the folder of the images")
+        paths = PathList(listed)
         missing = f"the list {place!r} has no images"
     elif kind == "file" and is_table(pattern):
-        if mirror_of(pattern) is not None:
+        if is_in_bucket(pattern):
             raise ValueError(f"the table {place!r} is not a local file: copy it to a local folder")
         paths = PathList(listed_paths(Path(pattern), columns))
         missing = f"the table {place!r} has no images"

@@ -9,11 +9,11 @@ from typing import overload
 
 import numpy as np
 
+from finetune.data.addresses import is_in_bucket
 from finetune.data.decode import decode
 from finetune.data.file_facts import FileFacts, look_at
 from finetune.data.image_files import FileStats, file_stats
 from finetune.data.memmap import MemmapImages
-from finetune.data.mirror import mirror_of
 from finetune.data.splits import hashes
 from finetune.data.targets import Targets
 
@@ -196,7 +196,7 @@ class Samples:
         ]
 
     def has_remote_files(self) -> bool:
-        """Return whether files are copies of objects in a bucket, which are filled before workers read them."""
+        """Return whether files are in a bucket, and are copied before workers read them."""
         # a list of images to predict may have paths of any place
         paths = [self.folder] if self.folder else self.paths
-        return any(mirror_of(path) is not None for path in paths)
+        return any(map(is_in_bucket, paths))

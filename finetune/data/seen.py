@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from finetune.data.mirror import original
 from finetune.data.samples import Samples
 from finetune.data.seen_record import SeenRecord, read_record
 from finetune.system.messages import counted, shown
@@ -93,7 +92,7 @@ def _keep_unseen(data: Any, split: str, record: SeenRecord, is_logged: bool) -> 
         why = "which are not those that the checkpoint was validated on"
     if kept.all():
         return False
-    first = shown(original(samples.paths[int(np.argmin(kept))]))
+    first = shown(samples.paths[int(np.argmin(kept))])
     count = f"{np.count_nonzero(~kept)} of the {len(samples)} {split} images of {data.root}"
     if not kept.any():
         raise AllSeenError(

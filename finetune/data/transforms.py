@@ -17,7 +17,7 @@ import numpy as np
 from finetune.data.resize import Pad, RandomResizedCrop, Resize, SmallestMaxSize
 from finetune.data.trivial_augment import TrivialAugment
 from finetune.settings.schema import CROP_SHARE, Interpolation, ResizeMode
-from finetune.system.messages import WrongUsage, did_you_mean
+from finetune.system.messages import WrongUsage, did_you_mean, reason
 
 # Arguments of `ImageDataModule` that determine how images are prepared; `eval_image_size` may replace `image_size`.
 PREPARATION = ("image_size", "resize", "interpolation", "crop_share")
@@ -160,24 +160,7 @@ def build_transform(spec: dict[str, Any]) -> A.BasicTransform:
     try:
         return transform_class(**init_args)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{class_name}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """Return the errors of albumentations' checks in one line; pydantic reports one per accepted type."""
-    details = getattr(error.__cause__, "errors", None)
-    if details is None:
-        return " ".join(str(error).split())
-    messages_by_name: dict[str, list[str]] = {}
-    for detail in details():
-        name = str(detail["loc"][0]) if detail["loc"] else "arguments"
-        if detail["type"] != "missing":
-            name += f"={detail['input']!r}"
-        messages_by_name.setdefault(name, []).append(detail["msg"])
-    return "; ".join(
-        f"{name}: {' or '.join(dict.fromkeys(messages))}"
-        for name, messages in messages_by_name.items()
-    )
+        raise ValueError(f"{class_name}: {reason(error)}") from error
 
 
 def _check_output(transform: A.Compose, image_size: int) -> A.Compose:
@@ -187,7 +170,7 @@ def _check_output(transform: A.Compose, image_size: int) -> A.Compose:
     try:
         result = certain(image=np.zeros((image_size, image_size, 3), np.uint8))["image"]
     except Exception as error:  # a transform of another package may raise any exception
-        raise ValueError(f"the training transforms fail on an image: {_reason(error)}") from error
+        raise ValueError(f"the training transforms fail on an image: {reason(error)}") from error
     if result.dtype != np.uint8 or result.shape != (image_size, image_size, 3):
         raise ValueError(
             f"the training transforms must give ({image_size}, {image_size}, 3) uint8 images, "

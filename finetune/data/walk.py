@@ -12,7 +12,6 @@ from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.faults import Fault
 from finetune.data.heif import heic_advice
 from finetune.data.image_files import Entry, entries, kind_of
-from finetune.data.mirror import original
 from finetune.system.file_names import composed
 
 # Suffixes of files that accompany images in many data sets. They are skipped without a warning.
@@ -44,7 +43,7 @@ class Skipped:
         most = self.suffixes.most_common(8)
         kinds = ", ".join(f"{num} {suffix or 'without a suffix'}" for suffix, num in most)
         more = ", ..." if len(self.suffixes) > len(most) else ""
-        return [f"skipped in {original(root)}, not images: {kinds}{more}; {self.supported()}"]
+        return [f"skipped in {root}, not images: {kinds}{more}; {self.supported()}"]
 
 
 def find_images(folder: str, skipped: Skipped, parents: Sequence[str] = ()) -> Iterator[str]:

@@ -20,7 +20,6 @@ from typing import IO, Any, NamedTuple
 import pytorch_lightning as pl
 import torch.distributed as dist
 
-from finetune.data.mirror import original
 from finetune.data.samples import Samples
 from finetune.runs.folder import Run
 from finetune.runs.prediction_rows import ClassRows, LabelRows, Row
@@ -263,12 +262,7 @@ def _test_rows(row_format: ClassRows | LabelRows, module: Any, samples: Samples)
     bad = ((index, {"error": error}) for index, error in outputs.bad)
     for index, row in merge(good(), bad, key=itemgetter(0)):
         true = row_format.target(samples.targets[index])  # type: ignore[arg-type]
-        yield (
-            dict.fromkeys(row_format.columns)
-            | {"path": original(samples.paths[index])}
-            | true
-            | row
-        )
+        yield (dict.fromkeys(row_format.columns) | {"path": samples.paths[index]} | true | row)
 
 
 def _rows(
@@ -279,7 +273,7 @@ def _rows(
     good = dict(zip(outputs["index"].tolist(), results, strict=True))
     errors = dict(outputs["bad"])
     for index in sorted([*good, *errors]):
-        row = dict.fromkeys(row_format.columns) | {"path": original(samples.paths[index])}
+        row = dict.fromkeys(row_format.columns) | {"path": samples.paths[index]}
         yield row | ({"error": errors[index]} if index in errors else good[index])
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch.distributed as dist
 
-from finetune.data.mirror import original
 from finetune.runs.folder import Run
 from finetune.runs.headline import headline_of
 from finetune.runs.result_file import write_result
@@ -78,7 +77,7 @@ class Results(pl.Callback):
         # without a data module there are no corrections
         scanned = getattr(getattr(trainer, "datamodule", None), "scanned", None)
         if scanned is not None:
-            details["image_folder"] = original(scanned.folder)
+            details["image_folder"] = scanned.folder
             if scanned.corrections is not None:
                 details["corrections"] = scanned.corrections.plain()
         result = {**values, **details}

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from finetune.system.messages import WrongUsage
 
 _ABANDONED_AFTER = 24 * 3600  # seconds without a write
-_TEMPORARY = re.compile(r"\..+\.([0-9a-f]{8}|stopped)\.tmp")  # of `replacing` and of caches
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # of `replacing`
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _LFS = b"version https://git-lfs.github.com/spec/"
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import Tensor
 
-from finetune.data.mirror import original
 from finetune.system.messages import shown
 
 # Shapes: B images of a batch, K classes.
@@ -62,7 +61,7 @@ def check_evaluated(probabilities: Tensor, indices: Tensor, trainer: Any) -> Non
     def name_of(row: int) -> object:
         splits = getattr(trainer.datamodule, "splits", {})
         return (
-            original(splits[split].paths[int(indices[row])])
+            splits[split].paths[int(indices[row])]
             if split in splits
             else f"image {int(indices[row])}"
         )

@@ -94,7 +94,7 @@ def data_warnings(data: ImageDataModule) -> Iterator[str]:
             yield f"{split} has no images of {_some(lacking)}: its results do not measure them"
     yield from _classes_of_weight_0(data)
     yield from straddling_groups(data.splits)
-    settings = data.splitting
+    settings = data.settings
     test_fraction = settings.test_fraction if settings.num_folds is None else 1 / settings.num_folds
     fractions = {"val": settings.val_fraction, "test": test_fraction}
     yield from unequal_shares(data.scanned, fractions)
@@ -136,15 +136,13 @@ def few_validation_images(
 
 def crop_line(data: ImageDataModule) -> str:
     """Return a line if the crop of evaluation removes much of many images; else ""."""
-    preparation = data.preparation
+    settings = data.settings
     sizes = [
         (height, width)
         for height, width in sizes_of_some(data.splits["train"].paths).tolist()
         if min(height, width) > 0
     ]
-    cut = np.array(
-        [cropped_area(*size, preparation.resize, preparation.crop_share) for size in sizes]
-    )
+    cut = np.array([cropped_area(*size, settings.resize, settings.crop_share) for size in sizes])
     much = cut > _MUCH_CROPPED
     if not sizes or much.mean() < _MANY_CROPPED:
         return ""
@@ -168,9 +166,9 @@ def _image_counts(data: ImageDataModule) -> str:
         if split in data.splits:
             origin = data.scanned.origin(split)
             if data.splits[split].is_drawn:
-                origin += f", split_seed {data.splitting.split_seed}"
-            if split == "test" and data.splitting.fold is not None:
-                origin += f", fold {data.splitting.fold} of {data.splitting.num_folds}"
+                origin += f", split_seed {data.settings.split_seed}"
+            if split == "test" and data.settings.fold is not None:
+                origin += f", fold {data.settings.fold} of {data.settings.num_folds}"
             splits.append(
                 f"{split} {len(data.splits[split]):,}" + (f" ({origin})" if origin else "")
             )

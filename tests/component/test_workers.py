@@ -64,13 +64,10 @@ def test_automatic_workers_leave_cores_to_the_network(
     [(2, 8, 1, 8), (2, 5000, 1, 8), (2, 9, 4, 2)],
 )
 def test_no_more_workers_are_started_than_the_cores_can_use(
-    machine, caplog, cores, wanted, num_devices, started
+    machine, cores, wanted, num_devices, started
 ):
     machine(cores)
-    for _ in range(2):  # several loaders tell it once
-        assert loader_options(Devices("cuda", num_devices), wanted, 1)["num_workers"] == started
-    assert len(caplog.messages) == (wanted > started)
-    assert all(f"num_workers {wanted}: only {started} " in line for line in caplog.messages)
+    assert loader_options(Devices("cuda", num_devices), wanted, 1)["num_workers"] == started
 
 
 def test_shared_memory_must_hold_all_batches_on_their_way(machine, monkeypatch, colours, on_device):

@@ -83,7 +83,7 @@ def test_several_images_are_answered_each_and_a_bad_one_says_why(page):
     wait_for(page, ".result", 5)
     assert page.locator(".verdict").count() == 2
     bad = "\n".join(sorted(page.locator(".bad").all_inner_texts()))
-    for words in ("note.txt: cannot be decoded", "large.png: too large", "it is a web page"):
+    for words in ("note.txt: cannot be decoded", "large.png: too large", "its first bytes are"):
         assert words in bad
     assert "DOCTYPE" not in bad
 

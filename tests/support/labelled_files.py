@@ -49,8 +49,8 @@ class LabelledFiles(ImageDataModule):
         rest, val = stratified(
             train.names(),
             train.targets.strata(),
-            (self.splitting.val_fraction,),
-            self.splitting.split_seed,
+            (self.settings.val_fraction,),
+            self.settings.split_seed,
         )
         splits = {"train": train.take(rest)}
         if len(val):

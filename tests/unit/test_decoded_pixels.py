@@ -233,17 +233,10 @@ def test_16_bits_keep_their_high_byte(suffix, channels):
 
 
 @pytest.mark.parametrize("white_is_zero", [True, False])
-def test_a_tiff_whose_16_bits_stop_at_12_is_refused(white_is_zero):
+def test_a_tiff_of_16_bits_keeps_its_high_byte(white_is_zero):
     deep = (GREY.astype("<u2") << 8).tobytes()
     expected = 255 - GREY_RGB if white_is_zero else GREY_RGB
     np.testing.assert_array_equal(decode(tiff(deep, 16, white_is_zero)), expected)
-    dark = GREY.astype("<u2") << 4
-    with pytest.raises(DecodeError, match="up to 4095 only"):
-        decode(tiff(dark.tobytes(), 16, white_is_zero, tag281=4095))
-    # Not stated, or stated as no full scale: merely dark, for all that is known.
-    for more in ({}, {"tag281": 65535}, {"tag281": int(dark.max())}):
-        np.testing.assert_array_equal(decode(tiff(dark.tobytes(), 16, **more)), GREY_RGB >> 4)
-    np.testing.assert_array_equal(decode(encode(dark, "PNG")), GREY_RGB >> 4)
 
 
 UNREAD = ("i1", "i2", "i4", "u4", "f4", "u8", "i8", "f2", "f8", "c8", "void 8", "void 16")
@@ -409,17 +402,13 @@ def test_no_warning_and_no_limit_of_pillow_gets_through(monkeypatch):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"\n<!DOCTYPE html><html>", "web page"),
-        (b"%PDF-1.7 \xe2\xe3", "PDF"),
-        (b"<svg xmlns='http'>", "SVG"),
-        (b"plain words in a file", "text file"),
-        (b"PK\x03\x04\x14\x00\x06\x00", "ZIP archive"),
-        (bytes(range(1, 20)), "first bytes 01 02 03"),
+        (b"\n<!DOCTYPE html><html>", "first bytes are .*html"),
+        (b"%PDF-1.7 \xe2\xe3", "first bytes are .*PDF"),
         (b"", "empty"),
         (b"\0\0\0\x18ftypisom\0\0\0\0mif1heic" + bytes(100), "video"),
     ],
 )
-def test_a_file_that_is_no_image_is_named_in_words(content, words, tmp_path):
+def test_a_file_that_is_no_image_is_named(content, words, tmp_path):
     (tmp_path / "a.jpg").write_bytes(content)
     with pytest.raises(DecodeError, match=words) as caught:
         decode(tmp_path / "a.jpg")

@@ -13,7 +13,7 @@ from finetune.data.checking.checks import class_findings
 from finetune.data.checking.findings import Finding, Row, duplicate_findings, worst_first
 from finetune.data.data_set import DataSet
 from finetune.data.file_facts import equal_files, look_at, look_at_heads
-from finetune.data.mirror import listed, original
+from finetune.data.mirror import listed
 from finetune.system.messages import counted, shown
 
 _NUM_REQUESTED = 200  # files of a bucket that are opened, evenly spaced
@@ -65,11 +65,11 @@ def faulty_files(data: DataSet, findings: Sequence[Finding]) -> str:
     faults = []
     if leaks := rows.get("leak_exact"):
         first = leaks[0].images
-        pair = " and ".join(shown(original(data.paths[i])) for i in (first[0], first[-1]))
+        pair = " and ".join(shown(data.paths[i]) for i in (first[0], first[-1]))
         num = sum(len(row.images) for row in leaks)
         faults.append(f"{num} are in two splits, for example {pair}")
     if broken := rows.get("unreadable"):
-        example = shown(original(data.paths[broken[0].images[0]]))
+        example = shown(data.paths[broken[0].images[0]])
         faults.append(f"{len(broken)} cannot be read, for example {example}")
     hint = f"(finetune check {shown(data.place)} lists them)"
     return f"of the images, {', and '.join(faults)} {hint}" if faults else ""

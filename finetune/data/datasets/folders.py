@@ -10,7 +10,6 @@ from finetune.data.faults import Fault
 from finetune.data.image_files import FileStats, file_stats, kind_of, normal_path
 from finetune.data.listing import SPLITS, Listing, ScanOptions, named_classes
 from finetune.data.local_folders import local_folder
-from finetune.data.mirror import original
 from finetune.data.samples import PathList
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.tables.table_file import SUFFIXES
@@ -69,11 +68,11 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
         faults += _dangling_links(folder)
         if num := _num_loose(folder):
             images = counted(num, "image")
-            notes.append(f"skipped {images} outside of class folders, in {original(folder)}")
+            notes.append(f"skipped {images} outside of class folders, in {folder}")
     faults += _invalid_names(folders)
     with_images = {SPLITS[k] for k in np.unique(split_of).tolist()}
     empty = [folder for split, folder in split_dirs.items() if split not in with_images]
-    notes += [f"{original(folder)} has no images" for folder in empty]
+    notes += [f"{folder} has no images" for folder in empty]
     if has_splits:
         notes += _unused(root, split_dirs.values(), options.exclude)
     trained = [folder for split, folder in folders if split in ("all", "train")]
@@ -116,7 +115,7 @@ def _split_folders(root: str, exclude: Collection[str]) -> dict[str, str]:
     if classes and split_named:
         splits = " and ".join(repr(basename(folder)) for folder in split_named)
         raise ValueError(
-            f"{original(root)} has the split folders {splits}, and {named_classes(classes)} next to them: "
+            f"{root} has the split folders {splits}, and {named_classes(classes)} next to them: "
             "move these into the split folders or elsewhere, or rename a class folder that has the name of a split"
         )
     if classes:
@@ -126,7 +125,7 @@ def _split_folders(root: str, exclude: Collection[str]) -> dict[str, str]:
         split = SPLIT_NAMES[basename(folder).lower()]
         if split in split_dirs:
             both = f"{basename(split_dirs[split])!r} and {basename(folder)!r}"
-            raise ValueError(f"{original(root)} holds both {both}: keep one of them")
+            raise ValueError(f"{root} holds both {both}: keep one of them")
         split_dirs[split] = folder
     return {split: split_dirs[split] for split in SPLITS if split in split_dirs}
 
@@ -170,7 +169,7 @@ def _unused(root: str, used: Collection[str], exclude: Collection[str]) -> Itera
     for folder in class_folders(root, exclude):
         if folder not in used and any(find_images(folder, Skipped())):
             yield (
-                f"{original(folder)} has images that are not used: "
+                f"{folder} has images that are not used: "
                 "the folders of the splits are called train, val and test"
             )
 
@@ -179,7 +178,9 @@ def _no_classes(folder: str) -> str:
     """Return the message that a folder has no class folders."""
     num = _num_loose(folder)
     hint = f"; {counted(num, 'image lies', 'images lie')} loose in it" if num else ""
-    return f"{original(folder)} has no class folders; put the images of each class in a folder of its name{hint}"
+    return (
+        f"{folder} has no class folders; put the images of each class in a folder of its name{hint}"
+    )
 
 
 def _only_folder(class_dirs: Sequence[str]) -> str:
@@ -189,4 +190,4 @@ def _only_folder(class_dirs: Sequence[str]) -> str:
     names = [basename(folder) for folder in class_folders(class_dirs[0])]
     has_data = len(names) > 1 or any(name.lower() in SPLIT_NAMES for name in names)
     listed = ", ".join(map(repr, names[:3]))
-    return f"; {original(class_dirs[0])} holds {listed}: pass that folder" if has_data else ""
+    return f"; {class_dirs[0]} holds {listed}: pass that folder" if has_data else ""

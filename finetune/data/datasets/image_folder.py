@@ -33,10 +33,10 @@ class ImageFolderData(ImageDataModule):
     reads_tables = True
 
     def scan(self) -> DataSet:
-        data = put_into_groups(self._listed(), self.splitting.group_by)
+        data = put_into_groups(self._listed(), self.settings.group_by)
         if is_rank_zero():
             _log_notes(data)
-        data = draw_splits(data, self.splitting)
+        data = draw_splits(data, self.settings)
         splits = {name: self._prepared(name, part) for name, part in data.splits.items()}
         data = replace(data, splits=splits)
         if self.corrections is not None:
@@ -91,7 +91,7 @@ class ImageFolderData(ImageDataModule):
             ValueError: A class has none, also in a fold; or all training images have the weight 0.
             WrongUsage: No group has more than one image.
         """
-        settings = self.splitting
+        settings = self.settings
         if self.scanned.training_faults:
             raise ValueError(f"{self.root}: {self.scanned.training_faults[0]}")
         lacking = self.class_names
@@ -111,7 +111,7 @@ class ImageFolderData(ImageDataModule):
 
     def use_all_images(self, split: str) -> None:
         data = self.scanned
-        if not data.has_splits and self.splitting.fold is None:
+        if not data.has_splits and self.settings.fold is None:
             images = self._prepared(split, joined([*data.splits.values()]))
             self.scanned = replace(data, splits={split: images})
 
@@ -123,7 +123,7 @@ class ImageFolderData(ImageDataModule):
         """
         return replace(
             samples,
-            shorter_side=None if split == "test" else self.preparation.cache_size,
+            shorter_side=None if split == "test" else self.settings.cache_size,
             weights=samples.weights if split == "train" else None,
         )
 

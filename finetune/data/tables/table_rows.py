@@ -13,12 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from finetune.data.addresses import shown_address
+from finetune.data.addresses import is_in_bucket, shown_address
 from finetune.data.faults import Fault
 from finetune.data.image_files import FileStats, file_stats, kind_of, normal_path
 from finetune.data.listing import SPLITS, Listing, ScanOptions
 from finetune.data.local_folders import local_folder
-from finetune.data.mirror import original
 from finetune.data.samples import PathList
 from finetune.data.splits import group_ids
 from finetune.data.tables.table_columns import TRUTH, Columns, find_columns, split_of_values
@@ -187,7 +186,7 @@ def _read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], li
     have the same path. An address must be inside of that of `root`: an untrusted table cannot name another server.
     """
     prefix = "" if root == "." else os.path.join(root, "")
-    inside = (f"{original(root)}/", os.path.join(os.path.abspath(root), ""))
+    inside = (f"{root}/", os.path.join(os.path.abspath(root), ""))
     paths: list[str] = []
     faults: list[Fault] = []
     for row, value in enumerate(table.columns[column]):
@@ -198,8 +197,10 @@ def _read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], li
             faults.append(table.fault(row, column, fault))
             text = ""
         path = text if text[:1] == "/" else prefix + text
-        is_plain = "./" not in path and "//" not in path and not path.endswith("/..")
-        paths.append(path if is_plain else os.path.normpath(path))
+        if "./" in text or "//" in text or text.endswith("/.."):
+            inner = prefix + os.path.normpath(text)
+            path = inner if is_in_bucket(root) else os.path.normpath(path)
+        paths.append(path)
     return paths, faults
 
 
@@ -226,10 +227,10 @@ def _missing_files(
     faults: list[Fault] = []
     for row in np.flatnonzero(~stats.is_regular).tolist():
         what = "is not a file" if stats.sizes[row] >= 0 else "does not exist"
-        hint = f"relative paths are relative to {original(root)} (--data.root)"
+        hint = f"relative paths are relative to {root} (--data.root)"
         if "\\" in paths[row]:
             hint = "write paths with / instead of \\"
-        text = f"{shown(original(paths[row]))} {what}"
+        text = f"{shown(paths[row])} {what}"
         faults.append(table.fault(row, column, text, hint))
     return faults
 
