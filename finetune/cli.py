@@ -168,7 +168,7 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
         print(f"finetune {__version__}")
     elif _is_decided(arguments):
         openmp.sleep_soon()
-        _import("finetune.fitting.fit:run_decided")(arguments[2])
+        _import("finetune.fitting.decide:run_decided")(arguments[2])
     elif any(command in commands for commands in SECTIONS.values()):
         num_words = 2 if list(arguments[:2]) == ["runs", "rm"] else 1
         command = " ".join(arguments[:num_words])
@@ -183,7 +183,7 @@ def _run_command(command: str, arguments: Sequence[str], began: float) -> None:
     """Understand the options of a command, and call its function or print what they ask for."""
     # imported here, so that the list of commands is shown without them
     from finetune.settings.all_commands import COMMANDS
-    from finetune.settings.reader import read_flags, split_line
+    from finetune.settings.layers import split_line
 
     line = split_line(command, arguments)
     if line.asks in ("help", "all"):
@@ -195,12 +195,12 @@ def _run_command(command: str, arguments: Sequence[str], began: float) -> None:
         raise ValueError(
             f"{os.fsencode(undecodable[0])!r} is not UTF-8, as configs and checkpoints are: rename it"
         )
-    flags = read_flags(line)
+    layers = line.layers()
     # a wrong value is a line before this is imported
-    from finetune.commands.places import layers_of
+    from finetune.commands.places import with_places
 
     is_printed = line.asks == "config"
-    layers = layers_of(command, flags, line.configs, line.places, is_printed)
+    layers = with_places(layers, line.places, is_printed)
     settings = layers.parse(layers.kind)
     if is_printed:
         print(layers.printed(), end="")

@@ -1,6 +1,5 @@
 """The process of a program in which a command runs: it is restored afterwards, or another process runs the command."""
 
-import copy
 import gc
 import logging
 import os
@@ -13,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import torch
@@ -40,14 +39,10 @@ def preserved_process() -> Iterator[None]:
     The state is that of random number generators, environment variables, warnings, logging, signal handlers, the
     process group, locks of runs, and the C library's memory allocator. Settings of torch are the program's: they
     stay in effect, and so do those that options of a fit change, such as `trainer.deterministic`.
-
-    Raises:
-        WrongUsage: A setting or a context of torch changes the arithmetic of a fit.
     """
-    _check_arithmetic()
     had_group = dist.is_available() and dist.is_initialized()
     restorers = [_save_random_state(), _save_environment(), _save_logging(), _save_signals()]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
         try:
             yield
         finally:
@@ -76,24 +71,6 @@ def check_not_forked(pid: int) -> None:
             "this process was forked, and torch would wait for ever for threads that are not in it: call "
             "torch.set_num_threads(1) before, or start processes by spawn"
         )
-
-
-def _check_arithmetic() -> None:
-    """Make sure that no context or default of torch changes the arithmetic."""
-    names = {
-        "autocast": any(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
-        "inference_mode": torch.is_inference_mode_enabled(),
-        "no_grad": not torch.is_grad_enabled(),
-    }
-    if active := [name for name, is_on in names.items() if is_on]:
-        raise WrongUsage(f"a fit cannot run within torch.{active[0]}: call it outside")
-    defaults = {
-        "dtype": (torch.get_default_dtype(), torch.float32),
-        "device": (torch.get_default_device().type, "cpu"),
-    }
-    for name, (value, usual) in defaults.items():
-        if value != usual:
-            raise WrongUsage(f"a fit needs torch's usual default {name}, {usual}, not {value}")
 
 
 def _save_random_state() -> Callable[[], None]:
@@ -132,18 +109,13 @@ def _save_environment() -> Callable[[], None]:
 
 
 def _save_logging() -> Callable[[], None]:
-    for name in _LOGGERS:
-        logging.getLogger(name)
-    loggers_by_name: dict[str, Any] = {"": logging.getLogger(), **logging.root.manager.loggerDict}
-    loggers = [logger for logger in loggers_by_name.values() if isinstance(logger, logging.Logger)]
-    before = [(logger, logger.level, copy.copy(logger.handlers)) for logger in loggers]
+    loggers = [logging.getLogger(name) for name in ("", *_LOGGERS)]
+    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
 
     def restore() -> None:
         for logger, level, handlers in before:
-            if logger.level != level:  # setting one empties the caches of all loggers
-                logger.setLevel(level)
-            for handler in set(logger.handlers) - set(handlers):
-                logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.handlers[:] = handlers
 
     return restore
 

@@ -7,10 +7,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -23,16 +22,14 @@ from finetune.api.program_process import (
     run_plan,
 )
 from finetune.commands.error_lines import one_line
-from finetune.commands.places import layers_of
+from finetune.commands.places import with_places
 from finetune.distributed.signals import Interrupted, find_interruption, stop_at_once
-from finetune.fitting.command_process import stopped_at_once
-from finetune.fitting.decide import decide
+from finetune.fitting.build import stopped_at_once
+from finetune.fitting.decide import carry_out, decide
 from finetune.fitting.evaluate import evaluate
-from finetune.fitting.fit import carry_out
 from finetune.runs.result_file import read_result
-from finetune.settings.fields import nearest, words_of
-from finetune.settings.layers import Layer
-from finetune.settings.reader import read_values
+from finetune.settings.fields import words_of
+from finetune.settings.layers import Layer, Layers, read_config, read_values
 from finetune.settings.schema import FitSettings
 from finetune.system.messages import WrongUsage
 
@@ -40,40 +37,7 @@ _PID = os.getpid()
 # Random number generators and signal handlers are shared by all threads.
 _ONE_AT_A_TIME = threading.Lock()
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
-
-def with_hints(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Add the argument that was probably meant to Python's error about an unknown argument."""
-    parameters = inspect.signature(function).parameters
-
-    @wraps(function)
-    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        for name in kwargs:
-            if name not in parameters:
-                # the same text as Python's error
-                message = f"{function.__name__}() got an unexpected keyword argument {name!r}"
-                raise TypeError(f"{message}{_hint(name, parameters)}")
-        return function(*args, **kwargs)
-
-    return wrapper
-
-
-def _hint(name: str, parameters: Mapping[str, Any]) -> str:
-    """Return the end of a message about an unknown argument."""
-    full = "model.backbone" if name == "model" else nearest(FitSettings, name)
-    if full in ("data.root", "data.class_path") or name == "data":
-        return "; did you mean 'folder'?"
-    if full is None:
-        return "; help(finetune.fit) lists the arguments"
-    word = next((word for word, meant in words_of(FitSettings).items() if meant == full), full)
-    if word in parameters:
-        return f"; did you mean {word!r}?"
-    return f"; did you mean options={{{full!r}: …}}?"
-
-
-@with_hints
 def fit(  # noqa: PLR0913 (an argument for each option)
     folder: str | os.PathLike[str] | None = None,
     *,
@@ -158,12 +122,9 @@ def fit(  # noqa: PLR0913 (an argument for each option)
         passed["backbone"] = ",".join(backbone or ())
     if isinstance(weights, Sequence) and not isinstance(weights, str):
         passed["weights"] = ",".join(map(os.fsdecode, weights))
-    layers = layers_of(
-        "fit",
-        _values("fit", passed, {} if options is None else options),
-        () if config is None else (os.fsdecode(config),),
-        _places(folder),
-    )
+    configs = () if config is None else (read_config("fit", os.fsdecode(config)),)
+    values = _values("fit", passed, {} if options is None else options)
+    layers = with_places(Layers("fit", (*configs, values)), _places(folder))
 
     def decide_and_fit() -> Path:
         plan = decide(layers, command, began)
@@ -199,7 +160,7 @@ def run_test(
     values["devices"] = 1 if device.type == "cpu" else [device.index or 0]
     values["trainer.accelerator"] = "cpu" if device.type == "cpu" else "gpu"
     places = [os.fspath(checkpoint), *_places(folder)]
-    layers = layers_of("test", _values("test", values, {}), places=places)
+    layers = with_places(Layers("test", (_values("test", values, {}),)), places)
 
     def run() -> Path:
         path = evaluate(layers).path
@@ -255,7 +216,7 @@ def _run_here(command: Callable[[], Path], after_stop: str = "") -> Path:
     """Run a command in this process, restore the process, and return the folder of its run."""
     with _ONE_AT_A_TIME, preserved_process():
         try:
-            with stopped_at_once(), torch.inference_mode(False):
+            with stopped_at_once():
                 return command()
         except BaseException as error:
             if isinstance(stop := find_interruption(error), Interrupted):

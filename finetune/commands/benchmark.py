@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune.fitting.command_process import closing, stopped_at_once
+from finetune.fitting.build import closing, stopped_at_once
 from finetune.fitting.decide import decide
 from finetune.fitting.fit import build
 from finetune.fitting.plan import start_ranks_with

@@ -19,13 +19,59 @@ _WORKER_ERROR = r"Caught (\w+) in (DataLoader worker|pin memory thread)"
 _REPORT = "This is a bug of finetune: open an issue with the lines above"
 _STEP = re.compile(r'^  File "(.+)", line \d+, in .+\n    (.+)$', re.MULTILINE)
 _LONGEST_REASON = 200  # characters; torch's message may list thousands of keys
-# NCCL's messages if another process has ended
-_PEER_ENDED = "remote|clos|abort|timeout|timed out|premature"
-# beginnings of Lightning's messages about errors that a user can cause
-_OF_LIGHTNING = (
-    "Early stopping conditioned on metric",
-    "`devices` selected with",
-    "Found more than one stateful",
+
+_MEMORY = re.compile("ArrayMemoryError|DefaultCPUAllocator")
+_GPU_MEMORY = re.compile(
+    "CUDA error: out of memory|CUDA out of memory|ALLOC_FAILED|'out of memory'|to CUDA calloc"
+)
+# What texts of libraries mean, with their parts in the line: classes of the errors, "" for any, pattern, and line.
+_MEANINGS = (
+    (
+        "",
+        r"(?s)(?=.*(?:NVIDIA driver on your system is too old|no kernel image is available))\s*(.*?)(?:\. |\n|$)",
+        "torch cannot use this GPU: {0}; --trainer.accelerator cpu trains without it",
+    ),
+    (
+        "",
+        r"You requested gpu: \[(.*?)\]\s+But your machine only has: \[(.*)\]",
+        "--devices: GPUs {0} are requested, and this machine only has {1}; auto takes all of them",
+    ),
+    (
+        "",
+        rf"Error\(s\) in loading state_dict.*\n\s*(.{{0,{_LONGEST_REASON}}})",
+        "the checkpoint is damaged, its weights do not fit its network: {0}",
+    ),
+    (
+        "",
+        r"(\S+) does not have a deterministic implementation",
+        "{0} has no deterministic form on this device: remove --trainer.deterministic, or set it to warn",
+    ),
+    (
+        "",
+        r"(?s).*Timed out waiting (\d+)\d{3}ms",
+        "another process has not answered for {0} s: the process, its machine or the network has stopped; continue "
+        "with the same command and --resume",
+    ),
+    (
+        "",
+        r"(?s).*connectFullMesh.*remote=(.*)",
+        "process {rank} cannot reach another one at {0}: it ended, or GLOO_SOCKET_IFNAME must name the network between "
+        "them",
+    ),
+    (
+        "DistBackendError",
+        r"(?s)(?i:.*(?:remote|clos|abort|timeout|timed out|premature))",
+        "process {rank} ended because another one did",
+    ),
+    ("DistBackendError", r"(?s)(?:.*Last error:)?(.*)", "the GPUs cannot communicate: {0}"),
+    (
+        "DistNetworkError",
+        r"(?s).*(?:Broken pipe|Failed to recv|reset by peer)",
+        "process {rank} ended because another one did",
+    ),
+    ("DistNetworkError", r"(.*)", "{0}"),  # the port is in use, or rank 0 does not answer
+    ("RuntimeError", r"(?s).*\bgloo\b", "process {rank} ended because another one did"),
+    ("TypeError", r"(?s)(`devices` selected with.*)", "{0}"),
 )
 
 
@@ -57,12 +103,11 @@ def one_line(error: BaseException, command: str = "fit") -> str | None:
         option = option_name(COMMANDS[command].settings, error.setting, command)
         return f"{option} {' '.join(error.text.split())}"
     text = str(error)
-    line = _out_of_memory(error, text, command) or _unusable_gpu(text) or _unfit_weights(text)
-    if line:
+    if line := _out_of_memory(error, text, command):
         return line
     if match := re.search(_WORKER_ERROR, text):
         return _worker_message(match[1], text, error)
-    return _nondeterministic(text) or _lost_process(error, text) or _message(error, text)
+    return _of_library(error, text) or _message(error, text)
 
 
 def bug_line(error: BaseException) -> str:
@@ -71,6 +116,16 @@ def bug_line(error: BaseException) -> str:
     *_, last = f"{type(error).__name__}: {error}".strip().splitlines()
     reason = shown(last[:_LONGEST_REASON])
     return f"finetune: internal error: {reason}. {_REPORT}"
+
+
+def _of_library(error: BaseException, text: str) -> str | None:
+    """Return what an error of torch, NCCL, gloo or Lightning means; None if it has no meaning here."""
+    rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK", "0")
+    for kind, pattern, line in _MEANINGS:
+        is_kind = kind in ("", type(error).__name__)
+        if is_kind and (match := re.match(pattern, text)):
+            return line.format(*(" ".join(part.split()) for part in match.groups()), rank=rank)
+    return None
 
 
 def _worker_message(kind: str, text: str, error: BaseException) -> str | None:
@@ -88,14 +143,13 @@ def _out_of_memory(error: BaseException, text: str, command: str) -> str | None:
     """Return a line if a process or a GPU has run out of memory."""
     if is_killed_worker_error(error):
         return "a DataLoader worker was killed, perhaps for lack of memory: fewer --data.num_workers may help"
-    is_allocation_error = "ArrayMemoryError" in text or "DefaultCPUAllocator" in text
     has_batches = command in COMMANDS and "data.batch_size" in settings_of(
         COMMANDS[command].settings
     )
-    if isinstance(error, MemoryError) or is_allocation_error:
+    if isinstance(error, MemoryError) or _MEMORY.search(text):
         hint = ": a smaller --batch (--data.batch_size) or fewer --workers (--data.num_workers) may help"
         return f"out of memory{hint if has_batches else ''}"
-    if type(error).__name__ == "OutOfMemoryError" or _is_gpu_memory_error(text):
+    if type(error).__name__ == "OutOfMemoryError" or _GPU_MEMORY.search(text):
         hint = (
             ": a smaller --batch (--data.batch_size) or --size may help, or --precision bf16-mixed"
         )
@@ -103,64 +157,11 @@ def _out_of_memory(error: BaseException, text: str, command: str) -> str | None:
     return None
 
 
-def _unusable_gpu(text: str) -> str | None:
-    """Return a line if torch cannot use this GPU, or there is no such GPU."""
-    if "NVIDIA driver on your system is too old" in text or "no kernel image is available" in text:
-        reason = text.strip().partition("\n")[0].partition(". ")[0]
-        return f"torch cannot use this GPU: {reason}; --trainer.accelerator cpu trains without it"
-    if gpus := re.match(
-        r"You requested gpu: \[(.*?)\]\s+But your machine only has: \[(.*)\]", text
-    ):
-        return f"--devices: GPUs {gpus[1]} are requested, and this machine only has {gpus[2]}; auto takes all of them"
-    return None
-
-
-def _unfit_weights(text: str) -> str | None:
-    """Return a line if weights do not fit a network. torch's message has one line per key."""
-    if not text.startswith("Error(s) in loading state_dict"):
-        return None
-    first = " ".join(text.partition("\n")[2].partition("\n")[0].split())
-    reason = first[:_LONGEST_REASON].rstrip(".,: ")
-    return f"the checkpoint is damaged, its weights do not fit its network: {reason}"
-
-
-def _nondeterministic(text: str) -> str | None:
-    """Return a line if an operation has no deterministic form, and `--trainer.deterministic` requires one."""
-    if " does not have a deterministic implementation" not in text:
-        return None
-    operation = text.partition(" ")[0]
-    return f"{operation} has no deterministic form on this device: remove --trainer.deterministic, or set it to warn"
-
-
-def _lost_process(error: BaseException, text: str) -> str | None:
-    """Return a line if processes of several devices could not communicate."""
-    kind = type(error).__name__
-    if waited := re.search(r"Timed out waiting (\d+)ms", text):
-        return (
-            f"another process has not answered for {int(waited[1]) / 1000:g} s: the process, its machine or the "
-            "network has stopped; continue with the same command and --resume"
-        )
-    if "connectFullMesh" in text:
-        rank = os.environ.get("RANK", "0")
-        address = text.rpartition("remote=")[2]
-        reached = "it ended, or GLOO_SOCKET_IFNAME must name the network between them"
-        return f"process {rank} cannot reach another one at {address}: {reached}"
-    if kind == "DistBackendError" and not re.search(_PEER_ENDED, text, re.IGNORECASE):
-        cause = text.partition("Last error:")[2] or (text.splitlines() or ["?"])[-1]
-        return f"the GPUs cannot communicate: {' '.join(cause.split())}"
-    if kind == "DistBackendError" or _is_lost_peer(error):
-        rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK", "0")
-        return f"process {rank} ended because another one did"
-    if kind == "DistNetworkError":  # the port is in use, or rank 0 does not answer
-        return _joined(text.partition("\n")[0], error)
-    return None
-
-
 def _message(error: BaseException, text: str) -> str | None:
     """Return the message of an error that a user can cause; None for any other."""
     kind = type(error).__name__
     if not isinstance(error, (ValueError, OSError)) and kind != "MisconfigurationException":
-        return " ".join(text.split()) if text.startswith(_OF_LIGHTNING) else None
+        return None
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
         return f"{error.strerror}: {os.path.abspath(error.filename)}"
     if isinstance(error, ValueError) and not is_raised_for_user(error):
@@ -170,22 +171,3 @@ def _message(error: BaseException, text: str) -> str | None:
 
 def _joined(text: str, error: BaseException) -> str:
     return " ".join(text.split()) or type(error).__name__
-
-
-def _is_gpu_memory_error(text: str) -> bool:
-    words = (
-        "CUDA error: out of memory",
-        "CUDA out of memory",
-        "ALLOC_FAILED",
-        "'out of memory'",
-        "to CUDA calloc",
-    )
-    return any(word in text for word in words)
-
-
-def _is_lost_peer(error: BaseException) -> bool:
-    words = {
-        "DistNetworkError": "Broken pipe|Failed to recv|reset by peer",
-        "RuntimeError": r"\bgloo\b",
-    }
-    return re.search(words.get(type(error).__name__, "(?!)"), str(error)) is not None

@@ -1,4 +1,4 @@
-"""Positional arguments and paths: the layers of a command whose folders, checkpoints and runs exist.
+"""Positional arguments and paths: the folders, checkpoints, images and runs of a command, which exist.
 
 Places are looked at before torch is imported: a folder or a checkpoint that does not exist is a line at once, the
 folder of a run stands for its checkpoint, and the address of a run for its local copy.
@@ -8,8 +8,7 @@ import difflib
 import glob
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,79 +26,74 @@ from finetune.models.network_names import check_known
 from finetune.runs.local_copies import local_copy
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
 from finetune.runs.run_dir import check_name
-from finetune.settings.all_commands import COMMANDS
 from finetune.settings.configs import shipped
 from finetune.settings.fields import Setting, settings_of
 from finetune.settings.layers import Layer, Layers
-from finetune.settings.reader import read_config
 from finetune.system.messages import NotFound, WrongUsage
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic")
 # Settings whose value may be an address of images.
-_IMAGE_PLACES = ("data.predict", "data.root", "verify_on")
+_IMAGE_PLACES = ("data.predict", "data.root", "folder", "verify_on")
 # Commands that read a checkpoint from object storage.
 _READERS = ("predict", "validate", "test", "serve")
+_TRAINING = ("fit", "benchmark")
 
 
-@dataclass
-class _Given:
-    """What a user has given, while places become settings.
+def with_places(layers: Layers, places: Sequence[str], is_printed: bool = False) -> Layers:
+    """Return the layers of a command with the settings that its positional arguments are.
 
-    Attributes:
-        command: The command.
-        values: The settings of flags or arguments, by full names.
-        places: The positional arguments that are not settings yet.
-        has_config: Whether a config is named, which may have the data.
-        may_ask: Whether the settings are only to be printed.
-    """
-
-    command: str
-    values: dict[str, Any]
-    places: list[str]
-    has_config: bool
-    may_ask: bool
-
-    def has(self, *names: str) -> bool:
-        return not self.values.keys().isdisjoint(names)
-
-    def add(self, name: str, value: str) -> None:
-        """Add the setting of a place, which no flag may set to another value."""
-        given = self.values.setdefault(name, value)
-        if given != value:
-            raise WrongUsage(f"is set twice: {value!r} and {given!r}", name)
-
-
-def layers_of(
-    command: str,
-    typed: Layer,
-    configs: Sequence[str] = (),
-    places: Sequence[str] = (),
-    is_printed: bool = False,
-) -> Layers:
-    """Return the layers of a command: those of configs, and on top its flags and positional arguments.
+    The folder of a run becomes its checkpoint, and the address of a run its local copy.
 
     Args:
-        command: The command whose settings they are.
-        typed: The flags, or the arguments in Python.
-        configs: Paths or names of configs, of which the last one wins.
+        layers: What flags and configs, or arguments in Python, set.
         places: The positional arguments: folders, checkpoints, images.
         is_printed: Whether the settings are only to be printed, so that images need not be named.
 
     Raises:
-        WrongUsage: A setting of a config does not exist, or a value or a place is wrong.
+        WrongUsage: A place does not exist, or is not of the kind that the command takes there.
     """
-    found = [os.path.expanduser(place) for place in places]
-    if command != "predict" and typed.values.get("data.predict") is not None:
-        raise WrongUsage("images to classify are for finetune predict, not here", "data.predict")
-    given = _Given(command, dict(typed.values), found, bool(configs), is_printed)
-    must_exist = not given.values.get("resume")  # a run that continues has a checkpoint of its own
-    layers = [_with_places(command, read_config(command, name), must_exist) for name in configs]
-    given.values |= _with_places(command, typed, must_exist).values
-    _take_places(given)
-    complete = Layers(command, (*layers, typed._replace(values=given.values)))
-    if command in ("fit", "benchmark"):
-        _check_names(complete)
-    return complete
+    settings = settings_of(layers.kind)
+    has_images = "data.predict" in settings and layers.value("data.predict") is not None
+    if has_images and layers.command != "predict":
+        raise WrongUsage("has images to classify: that is for finetune predict", "data.predict")
+    values = _settings_of(layers, [os.path.expanduser(place) for place in places], is_printed)
+    kind = layers.layers[-1].kind
+    layers = layers.on_top(Layer(f"finetune {layers.command}", kind, values))
+    checked: dict[str, Any] = {}
+    for name in {name for layer in layers.layers for name in layer.values if name in settings}:
+        value = layers.value(name)
+        if isinstance(value, str) and (known := _checked(layers, settings[name], value)) != value:
+            checked[name] = known
+    layers = layers.on_top(Layer("places", "decided", checked))
+    if layers.command in _TRAINING:
+        _check_names(layers)
+    return layers
+
+
+def _settings_of(layers: Layers, rest: list[str], is_printed: bool) -> dict[str, Any]:
+    """Return the settings that the positional arguments are, in the order of the usage line."""
+    settings = settings_of(layers.kind)
+    values: dict[str, Any] = {}
+    has_checkpoint = "ckpt_path" in settings and settings["ckpt_path"].about.place
+    if has_checkpoint and "ckpt_path" not in layers.typed:
+        values["ckpt_path"] = _take_checkpoint(layers, rest)
+    if layers.command == "predict":
+        values |= _take_images(layers, rest)
+    elif "data.root" in settings:
+        values |= _take_data(layers, rest, is_printed)
+    elif "folder" in settings:
+        values |= _take_folder(layers, rest)
+    elif "runs" in settings:
+        values["runs"] = [rest.pop(0) for _ in range(len(rest))]
+    elif "pattern" in settings and rest:
+        values["pattern"] = _only_place(layers.command, rest)
+    if rest:
+        what = "one checkpoint, and no" if has_checkpoint else "only options, and no"
+        raise WrongUsage(f"finetune {layers.command} takes {what} {rest[0]!r}")
+    for name in values.keys() & layers.typed.keys() - {"resume"}:
+        if values[name] != layers.typed[name]:
+            raise WrongUsage(f"is set twice: {values[name]!r} and {layers.typed[name]!r}", name)
+    return values
 
 
 def _check_names(layers: Layers) -> None:
@@ -122,23 +116,14 @@ def _check_names(layers: Layers) -> None:
             check_known(backbone)
 
 
-def _with_places(command: str, layer: Layer, must_exist: bool) -> Layer:
-    """Return a layer in which paths and addresses are checked, and the folder of a run is its checkpoint."""
-    values = dict(layer.values)
-    for name, value in layer.values.items():
-        setting = settings_of(COMMANDS[command].settings).get(name)
-        if setting is not None and isinstance(value, str):
-            values[name] = _checked_place(command, setting, value, must_exist)
-    return layer._replace(values=values)
-
-
-def _checked_place(command: str, setting: Setting, value: str, must_exist: bool) -> str:
+def _checked(layers: Layers, setting: Setting, value: str) -> str:
     """Return the path or address in a setting; the checkpoint of the folder of a run.
 
     Raises:
         NotFound: A checkpoint does not exist, although it must.
         WrongUsage: An address is wrong, or the command takes none there.
     """
+    command = layers.command
     name = setting.name
     takes_images = name in _IMAGE_PLACES or (name == "root" and command in ("check", "export"))
     if takes_images:
@@ -149,8 +134,13 @@ def _checked_place(command: str, setting: Setting, value: str, must_exist: bool)
         _check_run_address(command, name, value)
     if name == "trainer.default_root_dir" and not is_address(value):
         _check_can_be_folder(name, value)
-    is_run = name in ("weights", "model.weights") and _is_folder_of_weights(value)
-    return _checkpoint(command, value, must_exist) if is_run or name == "ckpt_path" else value
+    if name != "ckpt_path" and not (
+        name in ("weights", "model.weights") and _is_folder_of_weights(value)
+    ):
+        return value
+    # a run that continues has a checkpoint of its own
+    must_exist = command not in _TRAINING or not layers.value("resume")
+    return _checkpoint(command, value, must_exist)
 
 
 def _check_run_address(command: str, name: str, address: str) -> None:
@@ -199,51 +189,30 @@ def _is_rank_zero() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
-def _take_places(given: _Given) -> None:
-    """Make settings of the positional arguments, in the order of the usage line."""
-    takers: dict[str, Callable[[_Given], None]] = {
-        "ckpt_path": _take_checkpoint,
-        "data.predict": _take_images,
-        "data.root": _take_data,
-        "folder": _take_folder,
-        "run": _take_rest,
-        "runs": _take_all,
-        "pattern": _take_rest,
-    }
-    settings = settings_of(COMMANDS[given.command].settings)
-    for name in sorted(takers, key=[*takers].index):
-        has_place = name in settings and settings[name].about.place
-        if has_place and not (name == "data.predict" and given.command != "predict"):
-            takers[name](given)
-    if given.places:
-        what = "one checkpoint, and no" if "ckpt_path" in settings else "only options, and no"
-        raise WrongUsage(f"finetune {given.command} takes {what} {given.places[0]!r}")
-
-
-def _take_checkpoint(given: _Given) -> None:
-    """Take the first place as the checkpoint, unless a flag names one."""
-    command = given.command
-    if given.has("ckpt_path"):
-        return
-    lacks_images = command == "predict" and len(given.places) == 1 and not given.has("data.predict")
-    if lacks_images and not _is_checkpoint(given.places[0]):
+def _take_checkpoint(layers: Layers, rest: list[str]) -> str:
+    """Take the first place as the checkpoint."""
+    command = layers.command
+    lacks_images = command == "predict" and len(rest) == 1 and "data.predict" not in layers.typed
+    if lacks_images and not _is_checkpoint(rest[0]):
         raise WrongUsage(
             f"the checkpoint, or a run's folder, comes first: finetune {command} CKPT IMAGES"
         )
-    if not given.places:
+    if not rest:
         raise WrongUsage("needs a checkpoint, or a run's folder", "ckpt_path")
-    given.values["ckpt_path"] = _checkpoint(command, given.places.pop(0))
+    return rest.pop(0)
 
 
-def _take_images(given: _Given) -> None:
+def _take_images(layers: Layers, rest: list[str]) -> dict[str, Any]:
     """Take all places as images, which must exist."""
     name = "data.predict"
-    if given.places and given.has(name):
-        raise WrongUsage(f"images are passed twice: by --{name}, and {given.places[0]!r}")
-    if not given.places and not given.has(name, "data.class_path") and not given.has_config:
-        kinds = "images, folders, globs or a LIST.txt"
-        raise WrongUsage(f"finetune predict needs {kinds}: finetune predict CKPT IMAGES (--{name})")
-    for path in given.places:
+    if not rest:
+        has_images = any(map(layers.is_explicit, (name, "data.class_path")))
+        has_config = any(layer.kind == "config" for layer in layers.layers)
+        if not has_images and not has_config:
+            hint = f"images, folders, globs or a LIST.txt: finetune predict CKPT IMAGES (--{name})"
+            raise WrongUsage(f"finetune predict needs {hint}")
+        return {}
+    for path in rest:
         check_scheme(path)
         if is_address(path):
             check_address(path)
@@ -251,76 +220,59 @@ def _take_images(given: _Given) -> None:
         is_glob = glob.has_magic(path) and next(glob.iglob(path, recursive=True), None) is not None
         if not os.path.exists(path) and not is_glob:
             raise NotFound(f"there is no image, folder, list or glob {path!r}{_nearest(path)}")
-    if given.places:
-        given.values[name] = given.places[0] if len(given.places) == 1 else given.places
-        given.places = []
+    images = [rest.pop(0) for _ in range(len(rest))]
+    return {name: images[0] if len(images) == 1 else images}
 
 
-def _take_data(given: _Given) -> None:
-    """Take the place of the images; with a config, it replaces that of its data."""
-    command = given.command
-    is_training = command in ("fit", "benchmark")
-    if is_training and "resume" in given.values:
-        _take_run(given)
-    has_data = is_training and (given.has_config or given.has("data.class_path"))
-    if not given.places:
-        is_named = given.has("data.root", "data.table", "resume")
-        if is_training and not has_data and not is_named and not given.may_ask:
+def _take_data(layers: Layers, rest: list[str], is_printed: bool) -> dict[str, Any]:
+    """Take the run of `fit --resume RUN`, and the place of the images; with a config, it replaces that of its data."""
+    command = layers.command
+    is_training = command in _TRAINING
+    values = _take_run(layers, rest) if is_training and layers.value("resume") else {}
+    has_config = any(layer.kind == "config" for layer in layers.layers)
+    has_data = is_training and (has_config or layers.is_explicit("data.class_path"))
+    if not rest:
+        places = ("data.root", "data.table", "resume")
+        is_named = has_data or any(map(layers.is_explicit, places))
+        if is_training and not is_named and not is_printed:
             hint = f"finetune {command} FOLDER; or a shipped config: --config hotdog.yaml"
             raise WrongUsage(f"no data: pass the folder of your images, as in {hint}")
-        return
-    place = _only_place(given)
+        return values
+    place = _only_place(command, rest)
     _check_images_there(command, place)
     if is_training:
         _check_no_config(command, place)
     if is_table(place):
         if not os.path.exists(place):
             raise NotFound(f"the table {place!r} does not exist{_nearest(place)}")
-        given.add("data.table", place)
-        return
+        return {**values, "data.table": place}
     if not has_data:
         _check_folder(place)
-    given.add("data.root", place)
+    return {**values, "data.root": place}
 
 
-def _take_folder(given: _Given) -> None:
-    """Take the folder of an own command."""
-    is_optional = given.command == "runs"
-    if given.command == "review" and len(given.places) == 2:
-        given.add("run", given.places.pop())
-    if given.has("folder"):
-        return
-    if not given.places:
-        if is_optional:
-            return
-        raise WrongUsage(f"FOLDER is missing: finetune {given.command} FOLDER|TABLE")
-    place = _only_place(given)
-    if not is_optional:
-        _check_images_there(given.command, place)
-    given.values["folder"] = place
+def _take_folder(layers: Layers, rest: list[str]) -> dict[str, Any]:
+    """Take the folder of an own command, and the run of `review`."""
+    command = layers.command
+    values = {"run": rest.pop()} if command == "review" and len(rest) == 2 else {}
+    if rest:
+        place = _only_place(command, rest)
+        if command != "runs":
+            _check_images_there(command, place)
+        values["folder"] = place
+    elif command != "runs" and "folder" not in layers.typed:
+        raise WrongUsage(f"FOLDER is missing: finetune {command} FOLDER|TABLE")
+    return values
 
 
-def _take_rest(given: _Given) -> None:
-    name = "run" if given.command == "review" else "pattern"
-    if given.places:
-        given.add(name, _only_place(given))
-
-
-def _take_all(given: _Given) -> None:
-    given.values["runs"] = given.places
-    given.places = []
-
-
-def _only_place(given: _Given) -> str:
-    """Return the only place, and take it away."""
-    places = given.places
-    given.places = []
-    if len(places) > 1:
-        named = " ".join(map(repr, places[:3]))
+def _only_place(command: str, rest: list[str]) -> str:
+    """Take the only place."""
+    if len(rest) > 1:
+        named = " ".join(map(repr, rest[:3]))
         raise WrongUsage(
-            f"one folder is needed, not {len(places)} ({named}): finetune {given.command} FOLDER"
+            f"one folder is needed, not {len(rest)} ({named}): finetune {command} FOLDER"
         )
-    return places[0]
+    return rest.pop()
 
 
 def _check_images_there(command: str, place: str) -> None:
@@ -348,25 +300,25 @@ def _check_no_config(command: str, folder: str) -> None:
         )
 
 
-def _take_run(given: _Given) -> None:
-    """Make the value of `resume` of the run in `fit --resume RUN`: a run's folder or a path in it."""
-    runs = [path for path in given.places if run_of(path) or _is_run_address(path)]
-    named = given.values["resume"]
+def _take_run(layers: Layers, rest: list[str]) -> dict[str, Any]:
+    """Take the run that `fit --resume RUN` names: a run's folder, a path in it, or its address."""
+    named = layers.value("resume")
+    runs = [path for path in rest if run_of(path) or _is_run_address(path)]
     if len(runs) > 1:
         raise WrongUsage("one run is needed: finetune fit --resume RUN")
     if runs:
-        given.places.remove(runs[0])
+        rest.remove(runs[0])
         named = runs[0]
-    for path in given.places:
+    for path in rest:
         if not is_address(path) and not os.path.exists(path):
             kinds = "the folder of a run or a folder of images"
             raise NotFound(f"--resume: {path!r} does not exist; pass {kinds}{_nearest(path)}")
-    if isinstance(named, str):
-        run = _local_run(named) if is_in_bucket(named) else run_of(named)
-        if not run:
-            raise NotFound(f"--resume {named}: that is not the folder of a run{_nearest(named)}")
-        named = run
-    given.values["resume"] = named
+    if not isinstance(named, str):
+        return {}
+    run = _local_run(named) if is_in_bucket(named) else run_of(named)
+    if not run:
+        raise NotFound(f"--resume {named}: that is not the folder of a run{_nearest(named)}")
+    return {"resume": run}
 
 
 def _is_run_address(path: str) -> bool:

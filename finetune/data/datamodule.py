@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+from msgspec.structs import asdict
 from torch.utils.data import DataLoader
 
 from finetune.data.addresses import is_address
@@ -39,9 +40,9 @@ from finetune.data.tables.table_columns import parse_columns
 from finetune.data.train_loader import TrainLoader
 from finetune.data.transforms import eval_transform, train_transform
 from finetune.distributed.signals import is_rank_zero
-from finetune.settings.fields import check_section, own_arguments
-from finetune.settings.schema import DataSettings, Interpolation, LabelKind, ResizeMode
-from finetune.system.messages import WrongUsage
+from finetune.settings.fields import ClassSettings, check_section, own_arguments
+from finetune.settings.schema import Data, DataSettings, Interpolation, LabelKind, ResizeMode
+from finetune.system.messages import WrongUsage, as_wrong_usage
 
 DEFAULTS = DataSettings()
 # the split that each stage evaluates
@@ -459,3 +460,24 @@ class ImageDataModule(pl.LightningDataModule):
 
     def predict_dataloader(self) -> DataLoader:
         return self.loader("predict", is_limited=True)
+
+
+def data_arguments(settings: Data) -> dict[str, Any]:
+    """Return the arguments of a data module: all of one of ours, and of a user's those that were set."""
+    if isinstance(settings, ClassSettings):
+        return dict(settings.init_args)
+    arguments = asdict(settings)
+    del arguments["class_path"]
+    return arguments
+
+
+def open_data(settings: Data) -> ImageDataModule:
+    """Return the data module of some settings. It reads no files yet.
+
+    Raises:
+        WrongUsage: There is no such class, or it does not take these arguments.
+    """
+    arguments = data_arguments(settings)
+    named = ClassSettings(settings.class_path, arguments)
+    with as_wrong_usage("data"):
+        return named.imported("data", ImageDataModule)(**arguments)

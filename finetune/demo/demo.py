@@ -10,13 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from finetune.distributed.signals import Interrupted
-from finetune.fitting.command_process import stopped_at_once
+from finetune.fitting.build import stopped_at_once
 from finetune.fitting.decide import decide
 from finetune.fitting.fit import fit
 from finetune.runs.folder import Run
 from finetune.settings.all_commands import DemoSettings
-from finetune.settings.layers import Layer, Layers
-from finetune.settings.reader import read_config, read_values
+from finetune.settings.layers import Layer, Layers, read_config, read_values
 
 # The running statistics of random weights are not worth freezing.
 _SCRATCH = MappingProxyType({"model.weights": None, "model.freeze_batch_norm": False})

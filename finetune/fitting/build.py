@@ -1,10 +1,11 @@
-"""Build the parts of a command from its settings: images, network, and a Trainer with callbacks and loggers."""
+"""Build the parts of a command from its settings: network, and a Trainer with callbacks and loggers; and close them."""
 
-import importlib
 import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,15 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from finetune import lightning_private
 from finetune.data.addresses import check_scheme, is_address
-from finetune.data.datamodule import ImageDataModule
+from finetune.data.datamodule import ImageDataModule, data_arguments
 from finetune.distributed.launch import cluster_environment, num_processes
-from finetune.distributed.ranks import take_over
-from finetune.distributed.signals import StopAtOnce, is_rank_zero
+from finetune.distributed.ranks import ending, take_over
+from finetune.distributed.signals import (
+    StopAtOnce,
+    install_stop_at_once,
+    is_rank_zero,
+    stop_signals,
+)
 from finetune.distributed.waits import LimitWaits
 from finetune.reports.live_report import LiveReport
 from finetune.runs.checkpoint_io import AtomicCheckpointIO
@@ -27,13 +33,14 @@ from finetune.runs.clock import Clock
 from finetune.runs.folder import Run, RunFolder
 from finetune.runs.learning_rates import Rates
 from finetune.runs.local_copies import address_of, local_copy
-from finetune.runs.loggers import LoggedConfig, RunLogger
+from finetune.runs.loggers import LoggedConfig, RunLogger, run_loggers
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.predictions import AnswersWriter
 from finetune.runs.results import Results, Skipped
 from finetune.runs.sync import names_there
-from finetune.settings.fields import ClassSettings
+from finetune.settings.fields import ClassSettings, import_class, takes_argument
+from finetune.settings.layers import replaced
 from finetune.settings.schema import (
     Data,
     DataSettings,
@@ -42,10 +49,12 @@ from finetune.settings.schema import (
     TrainerSettings,
 )
 from finetune.system.machine import keep_freed_memory
-from finetune.system.messages import WrongUsage, as_wrong_usage, did_you_mean
+from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet
 from finetune.training.classifier import Classifier
-from finetune.training.precision import prepare_arithmetic
+from finetune.training.precision import automatic_precision, prepare_arithmetic
 from finetune.training.progress_bar import ImageProgressBar
+
+log = logging.getLogger(__name__)
 
 # Arguments of Lightning's Trainer that are no options.
 _FIXED: Mapping[str, Any] = {
@@ -55,55 +64,12 @@ _FIXED: Mapping[str, Any] = {
 }
 
 
-def import_class(class_path: str, setting: str) -> Any:
-    """Return the class of an import path.
-
-    Args:
-        class_path: The path.
-        setting: The setting that has it, for the error.
-
-    Raises:
-        WrongUsage: There is no such class.
-    """
-    place, _, name = class_path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(place), name)
-    except (ImportError, ValueError) as error:
-        raise WrongUsage(f"cannot import {class_path!r}: {error}", setting) from error
-    except AttributeError as error:
-        names = [one for one in dir(importlib.import_module(place)) if not one.startswith("_")]
-        hint = did_you_mean(name, names)
-        raise WrongUsage(f"{place} has no {name!r}{hint}", setting) from error
-
-
-def check_arguments(kind: Any, arguments: Mapping[str, Any], setting: str) -> None:
-    """Check that a class takes these arguments.
-
-    Raises:
-        WrongUsage: It does not take one.
-    """
-    parameters = inspect.signature(kind).parameters
-    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    for name in arguments:
-        if name not in parameters and not takes_any:
-            hint = did_you_mean(name, list(parameters))
-            raise WrongUsage(f"{kind.__name__} has no argument {name!r}{hint}", f"{setting}.{name}")
-
-
-def data_arguments(settings: Data) -> dict[str, Any]:
-    """Return the arguments of the data module: all of one of ours, and of a user's those that were set."""
-    if isinstance(settings, ClassSettings):
-        return dict(settings.init_args)
-    arguments = asdict(settings)
-    del arguments["class_path"]
-    return arguments
-
-
 def arguments_in_effect(settings: Data) -> dict[str, Any]:
     """Return the arguments of the data module with its defaults, which a class of the user may have of its own."""
     if not isinstance(settings, ClassSettings):
         return data_arguments(settings)
-    parameters = inspect.signature(import_class(settings.class_path, "data.class_path")).parameters
+    kind = import_class(settings.class_path, "data.class_path")
+    parameters = inspect.signature(kind).parameters
     defaults = {
         name: one.default for name, one in parameters.items() if one.default is not one.empty
     }
@@ -114,52 +80,27 @@ def takes(settings: Data, name: str) -> bool:
     """Return whether the data module has an argument; a class of the user need not have those of ours."""
     if not isinstance(settings, ClassSettings):
         return True
-    parameters = inspect.signature(import_class(settings.class_path, "data.class_path")).parameters
-    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    return takes_any or name in parameters
-
-
-def open_data(settings: Data) -> ImageDataModule:
-    """Return the data module of some settings. It reads no files yet.
-
-    Raises:
-        WrongUsage: There is no such class, or it does not take these arguments.
-    """
-    kind = import_class(settings.class_path, "data.class_path")
-    if not (isinstance(kind, type) and issubclass(kind, ImageDataModule)):
-        raise WrongUsage(
-            f"{settings.class_path} is not a data module of finetune, such as ImageFolderData",
-            "data.class_path",
-        )
-    arguments = data_arguments(settings)
-    check_arguments(kind, arguments, "data")
-    with as_wrong_usage("data"):
-        return kind(**arguments)
-
-
-def maker(settings: ClassSettings, base: type, setting: str) -> Callable[..., Any]:
-    """Return what makes an optimizer or a scheduler of some settings.
-
-    Raises:
-        WrongUsage: There is no such subclass of `base`, or it does not take these arguments.
-    """
-    kind = import_class(settings.class_path, setting)
-    if not (isinstance(kind, type) and issubclass(kind, base)):
-        raise WrongUsage(f"{settings.class_path} is not a subclass of {base.__name__}", setting)
-    check_arguments(kind, settings.init_args, setting)
-    return partial(kind, **settings.init_args)
+    return takes_argument(import_class(settings.class_path, "data.class_path"), name)
 
 
 def optimizer_maker(model: ModelSettings) -> Callable[..., torch.optim.Optimizer]:
-    return maker(model.optimizer, torch.optim.Optimizer, "model.optimizer")
+    """Return what makes the optimizer of a network, of its parameters.
+
+    Raises:
+        WrongUsage: There is no such optimizer, or it does not take these arguments.
+    """
+    kind = model.optimizer.imported("model.optimizer", torch.optim.Optimizer)
+    return partial(kind, **model.optimizer.init_args)
 
 
 def scheduler_maker(
     model: ModelSettings,
 ) -> Callable[..., torch.optim.lr_scheduler.LRScheduler] | None:
+    """Return what makes the scheduler of an optimizer; None for none. It raises as `optimizer_maker` does."""
     if model.scheduler is None:
         return None
-    return maker(model.scheduler, torch.optim.lr_scheduler.LRScheduler, "model.scheduler")
+    kind = model.scheduler.imported("model.scheduler", torch.optim.lr_scheduler.LRScheduler)
+    return partial(kind, **model.scheduler.init_args)
 
 
 def build_model(settings: ModelSettings, data: ImageDataModule) -> Classifier:
@@ -235,6 +176,19 @@ def build_trainer(
     return _made_ready(trainer)
 
 
+def one_device(trainer: TrainerSettings, checkpoint: dict[str, Any]) -> TrainerSettings:
+    """Return the settings of a Trainer for the first of its devices, without loggers, to evaluate a checkpoint."""
+    devices = str(trainer.devices).strip("[]").split(",")
+    precision = trainer.precision or automatic_precision(trainer.accelerator, checkpoint, False)
+    values = {
+        "devices": 1 if len(devices) == 1 else [int(devices[0])],
+        "strategy": "auto",
+        "logger": None,
+        "precision": precision,
+    }
+    return replaced(trainer, values)
+
+
 def _made_ready(trainer: Trainer) -> Trainer:
     """Complete a new Trainer: the end of its processes, arithmetic, memory allocator, and counting of epochs."""
     take_over(trainer)
@@ -272,3 +226,46 @@ def has_several_processes(trainer: Trainer) -> bool:
     launcher: Any = trainer.strategy.launcher
     is_starter = lightning_private.is_subprocess_launcher(launcher)
     return is_starter and not launcher.cluster_environment.creates_processes_externally
+
+
+@contextmanager
+def stopped_at_once() -> Iterator[None]:
+    """Let a command log as a command does, and stop it at the first signal until training begins.
+
+    Then `Checkpoints` handles signals. The handlers of before are back at the end.
+    """
+    be_quiet()
+    handlers = {signum: signal.getsignal(signum) for signum in stop_signals()}
+    install_stop_at_once()
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+
+
+@contextmanager
+def closing(trainer: Trainer, run: Run) -> Iterator[None]:
+    """Close loggers and complete the upload of a run at the end of its command, also after an error.
+
+    A run that fails and has no result leaves no folder.
+    """
+
+    def close() -> None:
+        ending.set()
+        for logger in run_loggers(trainer.loggers):
+            logger.close()
+
+    try:
+        yield
+    except BaseException as error:
+        close()
+        if trainer.is_global_zero and isinstance(error, Exception):
+            run.discard_if_empty()
+        try:
+            run.finish_upload()
+        except ValueError as failure:  # the error that ends the command is the one to report
+            log.warning("%s", failure)
+        raise
+    close()
+    run.finish_upload()

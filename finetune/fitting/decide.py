@@ -1,15 +1,23 @@
-"""Decide a fit: from what the user has set to a plan in which nothing is open, in one place and in one process."""
+"""`finetune fit`: decide, from what the user has set, a plan in which nothing is open, then do one fit or several."""
 
+import shlex
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from pytorch_lightning import seed_everything
 
-from finetune.data.addresses import real_place
+from finetune.data.addresses import is_address, real_place
 from finetune.data.class_weights import parse_class_weights
-from finetune.fitting.build import local_root, open_data
+from finetune.data.datamodule import open_data
+from finetune.distributed.launch import check_num_processes, has_launcher, is_launched
+from finetune.distributed.signals import is_rank_zero
+from finetune.fitting.build import local_root, optimizer_maker, scheduler_maker, stopped_at_once
 from finetune.fitting.defaults import (
     Rule,
     settle_clipping,
@@ -18,31 +26,90 @@ from finetune.fitting.defaults import (
     settle_optimizer,
     settle_preparation,
 )
-from finetune.fitting.fit_checks import check_minutes, check_several, check_values
+from finetune.fitting.fit import fit
 from finetune.fitting.minutes import settle_minutes
 from finetune.fitting.network_choice import choose_network
-from finetune.fitting.plan import Plan
+from finetune.fitting.plan import Plan, answer, read_plan
 from finetune.fitting.resume import (
     changes_between,
     check_fixed,
     check_resumable,
     has_only_begun,
     held_settings,
-    read_identity,
     read_start,
     run_to_continue,
     settings_of_run,
 )
+from finetune.fitting.several_fits import fit_several
 from finetune.models.backbones import check_name
 from finetune.models.candidates import is_choice
 from finetune.models.weights import check_weights
 from finetune.runs.facts import Identity
 from finetune.runs.folder import check_unused
 from finetune.runs.run_dir import RunDir
+from finetune.settings.fields import settings_of
 from finetune.settings.layers import Layer, Layers, replaced
-from finetune.settings.schema import FitSettings
-from finetune.system.messages import WrongUsage
+from finetune.settings.schema import FitSettings, ModelSettings
+from finetune.system.messages import WrongUsage, reason
+from finetune.training.lr_schedulers import with_total_steps
 from finetune.training.run_length import SOLVED_HEAD, settle_length
+
+_SOME_STEPS = 1000  # the real number of steps is known only after images are listed
+# Settings that cannot go with several fits, and why.
+_NOT_WITH_SEVERAL = MappingProxyType(
+    {
+        "ckpt_path": "each of the fits begins anew: pass --weights",
+        "trainer.num_nodes": "the fits run on one machine",
+        "allow_changes": "all fits must have the same settings",
+    }
+)
+_NOT_WITH_FOLDS = MappingProxyType(
+    {
+        **_NOT_WITH_SEVERAL,
+        "data.fold": "--folds runs all folds",
+        "data.num_folds": "--folds runs all folds",
+        "data.test_fraction": "with --folds each image is tested once",
+        "test_after_fit": "with --folds each image is tested once",
+        "trainer.limit_test_batches": "with --folds each image is tested once",
+    }
+)
+_NOT_WITH_MEMBERS = MappingProxyType(
+    {**_NOT_WITH_SEVERAL, "model.init_seed": "each member has its own"}
+)
+
+
+def run_fit(layers: Layers, typed: Sequence[str], began: float) -> None:
+    """Decide a fit, and do it.
+
+    Args:
+        layers: Who has set what.
+        typed: The command line, for run.json.
+        began: `time.monotonic` when the command began.
+    """
+    with stopped_at_once():
+        carry_out(decide(layers, shlex.join(["finetune", *typed]), began))
+
+
+def run_decided(file: str) -> None:
+    """Do the fit of a plan that another process has written, for a device, one of several fits, or a Python program."""
+    with stopped_at_once():
+        run = carry_out(read_plan(Path(file)))
+    if is_rank_zero():
+        answer(Path(file), "run", str(run.absolute()))
+
+
+def carry_out(plan: Plan, end: Callable[[int], Any] | None = None) -> Path:
+    """Do what a plan says, and return the folder of its run.
+
+    Args:
+        plan: What to do.
+        end: Called with the exit code at a second Ctrl-C, in place of ending the process.
+    """
+    if plan.settings.num_fits > 1:
+        return fit_several(plan)
+    run = fit(plan, end).run.path
+    assert run is not None, "a fit that has ended has a folder"
+    return run
 
 
 def decide(layers: Layers, command: str, began: float) -> Plan:
@@ -65,7 +132,7 @@ def decide(layers: Layers, command: str, began: float) -> Plan:
     if plan.run is None:
         plan = _put(plan, settle_optimizer(plan.settings, layers))
         plan = _put(plan, settle_clipping(plan.settings))
-    check_values(plan.settings)
+    _check_values(plan.settings)
     plan = _with_start(plan)
     seed_everything(plan.settings.seed_everything, workers=True, verbose=False)
     if plan.run is None:
@@ -83,7 +150,7 @@ def _begun(layers: Layers, command: str) -> tuple[Plan, Layers]:
     """Return the beginning of a plan: what the user has set, on the settings of the run that continues, if any."""
     asked = layers.parse(FitSettings)
     if asked.num_fits > 1:
-        check_several(asked, layers)
+        _check_several(asked, layers)
     root = local_root(asked.trainer.default_root_dir, "fit")
     layers = layers.on_top(Layer("run", "decided", {"trainer.default_root_dir": root}))
     if not asked.resume:
@@ -123,7 +190,7 @@ def _continued(run: Path, layers: Layers, command: str, note: str) -> tuple[Plan
     held |= {"resume": str(run), "trainer.default_root_dir": str(run.parent.parent)}
     start = None
     if now.num_fits > 1:
-        check_several(now, layers)
+        _check_several(now, layers)
     else:
         start = read_start(RunDir(run).checkpoint("last"))
         check_resumable(start)
@@ -151,7 +218,7 @@ def _with_network(plan: Plan, layers: Layers) -> Plan:
         plan = _put(plan, settle_hub_backbone(plan.settings.model, layers))
     model = plan.settings.model
     if plan.settings.minutes is not None:
-        check_minutes(plan.settings, layers)
+        _check_minutes(plan.settings, layers)
     if is_choice(model.backbone):
         plan = choose_network(plan, layers)
     else:
@@ -168,7 +235,7 @@ def _with_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
         return plan
     if plan.run is None:
         return settle_minutes(plan, layers, began)
-    check_minutes(replaced(settings, {"ckpt_path": None}), layers)
+    _check_minutes(replaced(settings, {"ckpt_path": None}), layers)
     if settings.trainer.max_steps != -1:
         raise WrongUsage(
             f"{plan.run} ends by trainer.max_steps {settings.trainer.max_steps}: pass that instead of --minutes to "
@@ -187,7 +254,7 @@ def _with_length(plan: Plan, asked: str) -> Plan:
     if "train" in data.splits:
         num = len(data.splits["train"])
         plan = _put(plan, settle_length(plan.settings.trainer, num, data.batch_size))
-    recorded = None if plan.run is None else read_identity(plan.run)
+    recorded = None if plan.run is None else RunDir(plan.run).facts.identity
     identity = Identity(
         place=real_place(data.root) if data.root else "",
         data_class=plan.settings.data.class_path,
@@ -197,3 +264,116 @@ def _with_length(plan: Plan, asked: str) -> Plan:
         members=plan.settings.members,
     )
     return replace(plan, identity=identity, data=data)
+
+
+def _check_values(settings: FitSettings) -> None:
+    """Check what is possible without images and a network: settings together, and what torch makes of them.
+
+    Raises:
+        WrongUsage: A value is invalid, or does not go with another one.
+    """
+    model = settings.model
+    trainer = settings.trainer
+    for name in ("max_epochs", "max_steps", "limit_train_batches"):
+        if getattr(trainer, name) == 0:
+            raise WrongUsage("is 0: nothing to train", f"trainer.{name}")
+    if model.freeze == "backbone" and settings.ckpt_path is not None:
+        raise WrongUsage(
+            "--ckpt_path continues training, and model.freeze backbone has none: pass it as --weights"
+        )
+    _check_optimizer(model)
+    check_num_processes(trainer.devices, trainer.accelerator)
+    has_gpu = trainer.accelerator not in ("cpu", "auto") or (
+        trainer.accelerator == "auto" and torch.accelerator.is_available()
+    )
+    devices = str(trainer.devices)
+    if not has_gpu and devices != "auto" and not (devices.isdigit() and int(devices) > 0):
+        raise WrongUsage(
+            f"{devices}: there is no GPU on this machine; on a CPU pass a number of processes, such as 2",
+            "trainer.devices",
+        )
+
+
+def _check_optimizer(model: ModelSettings) -> None:
+    """Make optimizer and scheduler of a fit for a single parameter, and step them.
+
+    Raises:
+        WrongUsage: One of their arguments is wrong.
+    """
+    make = optimizer_maker(model)
+    try:
+        optimizer = make([torch.zeros(1, 1, requires_grad=True)])
+    except (ValueError, TypeError) as error:
+        name = "model.optimizer.lr" if "learning rate" in str(error) else "model.optimizer"
+        raise WrongUsage(reason(error), name) from error
+    make_scheduler = scheduler_maker(model)
+    if make_scheduler is None:
+        return
+    try:
+        scheduler = with_total_steps(make_scheduler, _SOME_STEPS)(optimizer)
+        # torch warns of a scheduler that is stepped before its optimizer, and checks few arguments before the step
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scheduler.step()
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise WrongUsage(reason(error), "model.scheduler") from error
+
+
+def _default_of(name: str) -> Any:
+    """Return the default of a setting, which a config may name."""
+    return settings_of(FitSettings)[name].default
+
+
+def _check_several(settings: FitSettings, layers: Layers) -> None:
+    """Refuse what a cross-validation or an ensemble cannot have.
+
+    Raises:
+        WrongUsage: A setting does not go with several fits, or a launcher has started this process.
+    """
+    option = "--members" if settings.folds is None else "--folds"
+    refused = _NOT_WITH_MEMBERS if settings.folds is None else _NOT_WITH_FOLDS
+    for name, why in refused.items():
+        if layers.is_explicit(name) and layers.value(name) != _default_of(name):
+            raise WrongUsage(f"does not go with {option}: {why}", name)
+    if any(is_address(layer.values.get("trainer.default_root_dir")) for layer in layers.layers):
+        raise WrongUsage(
+            f"{option} writes to a local folder: pass one as --out, and copy it to object storage afterwards"
+        )
+    if has_launcher():
+        each = "--data.num_folds and --data.fold" if settings.folds else "--model.init_seed"
+        raise WrongUsage(
+            f"{option} starts a process for each fit: with torchrun or srun, run each by {each}"
+        )
+
+
+def _check_minutes(settings: FitSettings, layers: Layers) -> None:
+    """Make sure that a fit can have `--minutes`.
+
+    Raises:
+        WrongUsage: Another limit is set, too. The fit starts from a checkpoint. It uses several machines. Or validation
+            is not a share of an epoch.
+    """
+    limits = ("max_steps", "max_epochs", "limit_train_batches")
+    for name in (f"trainer.{limit}" for limit in limits):
+        layer = layers.layer_of(name)
+        # epochs of a config are overruled, its steps are not; the run that continues has its own limit
+        if layer is None or layer.values[name] == _default_of(name):
+            continue
+        if layer.is_typed or (layer.kind == "config" and name == "trainer.max_steps"):
+            raise WrongUsage("and --minutes both set the length of training: remove one", name)
+    if settings.trainer.num_nodes != 1 or is_launched():
+        raise WrongUsage(
+            "--minutes measures on one machine: on several, pass --epochs (--trainer.max_epochs) instead"
+        )
+    if settings.ckpt_path is not None:
+        raise WrongUsage(
+            "--minutes chooses the length of a fit from its first step: to continue from --ckpt_path pass --epochs, to "
+            "start from its weights pass it as --weights"
+        )
+    interval = settings.trainer.val_check_interval
+    if interval is not None and not (isinstance(interval, float) and 0 < interval <= 1):
+        raise WrongUsage(
+            f"{interval} is a number of batches, and --minutes chooses how many an epoch has: set it as a share of "
+            "the epoch, such as 0.5",
+            "trainer.val_check_interval",
+        )

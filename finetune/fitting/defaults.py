@@ -8,19 +8,18 @@
 Each rule returns the values that it sets, by full name, and a note for the user ("" for none).
 """
 
-import inspect
 from pathlib import Path
 from typing import Any
 
 from finetune.data.transforms import PREPARATION
-from finetune.fitting.build import arguments_in_effect, import_class
+from finetune.fitting.build import arguments_in_effect, takes
 from finetune.fitting.resume import Start
 from finetune.models.backbones import skeleton
 from finetune.models.candidates import is_choice
 from finetune.models.hub import is_hub, name_with_commit
 from finetune.models.multi_stage import most_stages
 from finetune.models.timm_backbones import backbone_of, describe, folder_of, is_timm
-from finetune.settings.fields import ClassSettings
+from finetune.settings.fields import ClassSettings, import_class, takes_argument
 from finetune.settings.layers import Layers
 from finetune.settings.schema import Data, FitSettings, ModelSettings
 from finetune.system.messages import WrongUsage
@@ -71,8 +70,12 @@ def settle_optimizer(settings: FitSettings, layers: Layers) -> Rule:
     arguments = {**_USUAL_ARGUMENTS.get(name, {}), **given}
     if name == "SGD" and not arguments["momentum"] and "nesterov" not in given:
         arguments["nesterov"] = False  # which needs momentum
-    note = ""
-    if "lr" not in given and "lr" in inspect.signature(kind).parameters:
+    notes = [
+        f"{key} {value} is for {is_for.rpartition('.')[2]}, not for {name}; --{_OPTIMIZER}.{key} sets it"
+        for key, (value, is_for) in explicit.dropped.items()
+        if key != "lr" and key not in given and takes_argument(kind, key)
+    ]
+    if "lr" not in given and takes_argument(kind, "lr"):
         usual = dict(USUAL)
         model = settings.model
         if resolved_head_init(model.head_init, model.weights) == "probe":
@@ -83,8 +86,9 @@ def settle_optimizer(settings: FitSettings, layers: Layers) -> Rule:
             raise WrongUsage(f"is needed: {before}, not for {name}", f"{_OPTIMIZER}.lr")
         arguments["lr"] = usual[name]
         if name != _DEFAULT or "lr" in explicit.dropped:
-            note = f"learning rate {usual[name]:g}, as is usual for {name}; {before}; --lr sets another"
-    return {_OPTIMIZER: ClassSettings(class_path, arguments)}, note
+            usually = f"learning rate {usual[name]:g}, as is usual for {name}"
+            notes.insert(0, f"{usually}; {before}; --lr sets another")
+    return {_OPTIMIZER: ClassSettings(class_path, arguments)}, "; ".join(notes)
 
 
 def settle_clipping(settings: FitSettings) -> Rule:
@@ -131,13 +135,11 @@ def settle_preparation(
     if not is_timm(model.backbone):
         return NOTHING
     name_of, recommended = _recommended(model, start)
-    kind = import_class(data.class_path, "data.class_path")
-    accepted = inspect.signature(kind).parameters
     current = arguments_in_effect(data)
     values = {}
     notes = []
     for name, value in recommended.items():
-        if name not in accepted:
+        if not takes(data, name):
             notes.append(f"not {name}, which its class does not take")
         elif layers.layer_of(f"data.{name}") is not None:
             notes += [f"{name} {current[name]}, not {value}"] if current[name] != value else []

@@ -16,13 +16,18 @@ from pytorch_lightning.callbacks import Callback
 import finetune
 from finetune.data.corrected_samples import for_other_place
 from finetune.data.data_place import address_in, at_place, place_of
-from finetune.data.datamodule import ImageDataModule
+from finetune.data.datamodule import ImageDataModule, open_data
 from finetune.data.groups import is_pattern
 from finetune.data.seen import exclude_seen
 from finetune.data.transforms import PREPARATION, preparation
-from finetune.distributed.signals import is_rank_zero
-from finetune.fitting.build import arguments_in_effect, build_trainer, local_root, open_data, takes
-from finetune.fitting.command_process import closing, stopped_at_once
+from finetune.fitting.build import (
+    arguments_in_effect,
+    build_trainer,
+    closing,
+    local_root,
+    stopped_at_once,
+    takes,
+)
 from finetune.fitting.plan import start_ranks_with
 from finetune.inference.exported_network import put_exported
 from finetune.inference.tta import AverageFlip
@@ -148,17 +153,10 @@ def _with_checkpoint(
         for name, value in decided.items()
         if not name.startswith("data.") or takes(settings.data, name.removeprefix("data."))
     }
-    overruled = []
     for name, value in decided.items():
-        layer = layers.layer_of(name)
-        if layer is None or layer.kind == "checkpoint" or layer.values[name] == value:
-            continue
-        current = layer.values[name]
-        if layer.is_typed:
-            raise WrongUsage(f"{current}: the checkpoint decides that it is {value}; omit it", name)
-        overruled.append(f"{name} {value}, not {current}")
-    if overruled and is_rank_zero():
-        log.info("the checkpoint decides: %s", ", ".join(overruled))
+        typed = layers.typed.get(name, value)
+        if typed != value:
+            raise WrongUsage(f"{typed}: the checkpoint decides that it is {value}; omit it", name)
     known = {name: value for name, value in decided.items() if find_setting(layers.kind, name)}
     return replaced(settings, known)
 
@@ -217,10 +215,6 @@ def _check_images(
         if arguments.get("predict") is None:
             raise WrongUsage("finetune predict needs images: finetune predict CKPT IMAGES")
         return
-    if arguments.get("predict") is not None:
-        raise WrongUsage(
-            f"has images to classify: it is for finetune predict, not {command}", "data.predict"
-        )
     group_by = arguments.get("group_by")
     if is_pattern(group_by) and not layers.is_explicit("data.group_by"):
         raise ValueError(

@@ -1,48 +1,41 @@
-"""`finetune fit`: decide, then one fit or those of a cross-validation.
+"""One fit by its plan: it builds its parts, trains, tests the best checkpoint, and reports."""
 
-A fit builds its parts by the plan, trains, tests the best checkpoint, and reports.
-"""
-
+import json
 import logging
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from pytorch_lightning import Trainer, seed_everything
 
+from finetune.data.batch_limits import batches_within
 from finetune.data.data_place import place_of
-from finetune.data.datamodule import ImageDataModule
+from finetune.data.datamodule import ImageDataModule, open_data
+from finetune.data.samplers import evaluated_targets
 from finetune.data.seen import AllSeenError, continue_record, exclude_seen
-from finetune.distributed.signals import Interrupted, is_rank_zero
+from finetune.distributed.signals import Interrupted
 from finetune.fitting.best_weights import is_settled, keep_best_weights
 from finetune.fitting.build import (
     arguments_in_effect,
     build_model,
     build_trainer,
+    closing,
     fit_callbacks,
     has_several_processes,
-    open_data,
 )
-from finetune.fitting.command_process import closing, stopped_at_once
-from finetune.fitting.decide import decide
-from finetune.fitting.fit_checks import (
-    check_begun_from,
-    check_has_positives,
-    check_validated,
-    check_validates_after_steps,
-)
-from finetune.fitting.plan import Plan, answer, plan_file, read_plan, start_ranks_with
+from finetune.fitting.plan import Plan, plan_file, start_ranks_with
 from finetune.fitting.resume import (
-    check_changes,
+    Start,
+    check_classes,
     continue_run,
-    limit_reached,
+    describe_changes,
     restore_progress,
 )
-from finetune.fitting.several_fits import fit_several
 from finetune.models.timm_backbones import is_timm
 from finetune.models.weights import read_weights
 from finetune.reports.report_page import page_of
@@ -54,8 +47,7 @@ from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.removal import drop_last
 from finetune.runs.run_lock import hold
-from finetune.settings.layers import Layers
-from finetune.system.messages import bytes_text
+from finetune.system.messages import as_wrong_usage, bytes_text
 from finetune.training import overview
 from finetune.training.augmented_sheet import write_augmented
 from finetune.training.calibration import Calibration, read_calibration
@@ -89,40 +81,6 @@ class Parts:
         """Whether the best checkpoint is to be tested."""
         has_images = "test" in self.data.splits and self.trainer.limit_test_batches != 0
         return has_images and self.plan.settings.test_after_fit
-
-
-def run_fit(layers: Layers, typed: Sequence[str], began: float) -> None:
-    """Decide a fit, and do it.
-
-    Args:
-        layers: Who has set what.
-        typed: The command line, for run.json.
-        began: `time.monotonic` when the command began.
-    """
-    with stopped_at_once():
-        carry_out(decide(layers, shlex.join(["finetune", *typed]), began))
-
-
-def run_decided(file: str) -> None:
-    """Do the fit of a plan that another process has written, for a device, one of several fits, or a Python program."""
-    with stopped_at_once():
-        run = carry_out(read_plan(Path(file)))
-    if is_rank_zero():
-        answer(Path(file), "run", str(run.absolute()))
-
-
-def carry_out(plan: Plan, end: Callable[[int], Any] | None = None) -> Path:
-    """Do what a plan says, and return the folder of its run.
-
-    Args:
-        plan: What to do.
-        end: Called with the exit code at a second Ctrl-C, in place of ending the process.
-    """
-    if plan.settings.num_fits > 1:
-        return fit_several(plan)
-    run = fit(plan, end).run.path
-    assert run is not None, "a fit that has ended has a folder"
-    return run
 
 
 def build(plan: Plan) -> Parts:
@@ -231,16 +189,40 @@ def _prepare(parts: Parts) -> tuple[str, str]:
     """
     plan = parts.plan
     limits = Limits(parts.trainer.max_epochs, parts.trainer.max_steps, plan.settings.patience)
-    finished = limit_reached(plan.start, plan.run is not None, limits)
+    finished = _limit_reached(plan.start, plan.run is not None, limits)
     parts.run.path = plan.run
     changed = ""
     if plan.run is not None and plan.start is not None:
         allow = plan.settings.allow_changes
-        changed = check_changes(plan.start, parts.data, plan.changes, allow, bool(finished))
+        check_classes(plan.start, parts.data)
+        has_other_images = (
+            plan.start.content["finetune"]["data_fingerprint"] != parts.data.fingerprint
+        )
+        changed = describe_changes(plan.changes, has_other_images, allow, bool(finished))
     if parts.trainer.is_global_zero:
         for note in plan.notes:
             log.info("%s", note)
     return finished, changed
+
+
+def _limit_reached(start: Start | None, is_resumed: bool, limits: Limits) -> str:
+    """Return the limit that the run to resume has reached, in words; "" if training continues.
+
+    Args:
+        start: The first checkpoint; None for none.
+        is_resumed: Whether its run continues. Otherwise a new run starts from it.
+        limits: The limits of the fit.
+
+    Raises:
+        ValueError: A new run has nothing to train.
+    """
+    finished = limits.reached(start.content) if start else ""
+    if start and finished and not is_resumed:
+        raise ValueError(
+            f"{start.path} has nothing left to train, with {finished}: raise that limit, or measure the checkpoint by "
+            f"finetune test {start.path}"
+        )
+    return finished
 
 
 def train(parts: Parts, changed: str) -> None:
@@ -260,10 +242,10 @@ def train(parts: Parts, changed: str) -> None:
     else:
         _begin(parts, licence_of_weights)
     if parts.plan.settings.patience is not None:
-        check_validated(trainer, parts.data, "--patience counts validations")
+        _check_validated(trainer, parts.data, "--patience counts validations")
     if parts.plan.settings.threshold is not None:
-        check_has_positives(trainer, parts.data)
-    check_validates_after_steps(trainer, parts.data)
+        _check_has_positives(trainer, parts.data)
+    _check_validates_after_steps(trainer, parts.data)
     first = None if plan.start is None else plan.start.path
     run.beginning = {
         "command": plan.command,
@@ -284,6 +266,84 @@ def train(parts: Parts, changed: str) -> None:
     trainer.ckpt_path = first
     trainer.fit(parts.model, datamodule=parts.data)
     trainer.ckpt_path = None
+
+
+def _check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None:
+    """Make sure that the fit has validation images.
+
+    Args:
+        trainer: The Trainer of the fit.
+        data: Its images.
+        what: The beginning of the error message: what validation is needed for.
+
+    Raises:
+        ValueError: It has none.
+    """
+    if "val" not in data.splits:
+        raise ValueError(
+            f"{what}, and there is no validation split: --data.val_fraction 0.1 splits one off train"
+        )
+    if trainer.limit_val_batches == 0:
+        raise ValueError(f"{what}, and trainer.limit_val_batches is 0: omit it")
+
+
+def _check_validates_after_steps(trainer: Trainer, data: ImageDataModule) -> None:
+    """Make sure that no validation within an epoch comes between batches whose gradients are accumulated.
+
+    Raises:
+        ValueError: One does.
+    """
+    num = trainer.accumulate_grad_batches
+    batches = batches_within(trainer.limit_train_batches, data.num_batches)
+    each = trainer.val_check_interval
+    if isinstance(each, float):
+        each = max(1, int(batches * each))
+    if "val" in data.splits and each < batches and each % num != 0:
+        raise ValueError(
+            f"trainer.val_check_interval {trainer.val_check_interval} validates every {each} batches, inside a step of "
+            f"trainer.accumulate_grad_batches {num}: set a multiple of it"
+        )
+
+
+def _check_has_positives(trainer: Trainer, data: ImageDataModule) -> None:
+    """Make sure that the validation images have both classes, which choosing a threshold needs.
+
+    If images have several labels, one with a label and one without are enough: see `training.calibration_fit`.
+    """
+    _check_validated(trainer, data, "--threshold is chosen on validation images")
+    targets = data.splits["val"].targets
+    measured = evaluated_targets(targets, trainer.limit_val_batches, data.batch_size)
+    num = len(measured)
+    counts = measured.counts()
+    if data.label_kind == "single" and not counts.all():
+        name = data.class_names[int(counts.argmin())]
+        left = f" in the {num} that trainer.limit_val_batches leaves" if num < len(targets) else ""
+        raise ValueError(
+            f"--threshold needs validation images of both classes, there is none of {name}{left}"
+        )
+
+
+def _check_begun_from(start: Start, model: Classifier) -> None:
+    """Make sure that a new run has the class weights and the optimizer of the checkpoint that it starts from."""
+    path = start.path
+    checkpoint = start.content
+    hint = f"use the same, or begin with its weights alone: --weights {path}"
+    class_weights = checkpoint["hyper_parameters"].get("class_weights")
+    if class_weights != model.class_weights:
+        difference = f"model.class_weights {json.dumps(class_weights)}, not {json.dumps(model.class_weights)}"
+        raise ValueError(f"{path} was trained, and continues, with {difference}: {hint}")
+    with as_wrong_usage("model.optimizer"):
+        optimizer = model.optimizer([{"params": [torch.zeros(1, 1, requires_grad=True)]}])
+    # Optimizers differ in their numeric settings. Boolean settings differ between versions of torch.
+    settings = {
+        name for name, value in optimizer.defaults.items() if type(value) in (int, float, tuple)
+    }
+    groups = [
+        group for state in checkpoint.get("optimizer_states", ()) for group in state["param_groups"]
+    ]
+    if groups and (lacking := sorted(settings - groups[0].keys())):
+        difference = f"another optimizer than {type(optimizer).__name__}, one without {lacking[0]}"
+        raise ValueError(f"{path} was trained, and continues, with {difference}: {hint}")
 
 
 def _read_weights(parts: Parts) -> str | None:
@@ -314,7 +374,7 @@ def _begin(parts: Parts, licence_of_weights: str | None) -> None:
     run = parts.run
     start = parts.plan.start
     if start is not None:
-        check_begun_from(start, model)
+        _check_begun_from(start, model)
         licence_of_weights = start.content["finetune"].get("licence_of_the_weights")
     run.began_from = None if start is None else str(Path(start.path).resolve())
     file = Path(model.weights or "")

@@ -9,8 +9,8 @@ from typing import Any
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.data.batch_limits import num_within
-from finetune.data.datamodule import ImageDataModule
-from finetune.fitting.build import arguments_in_effect, build_model, open_data, takes
+from finetune.data.datamodule import ImageDataModule, open_data
+from finetune.fitting.build import arguments_in_effect, build_model, takes
 from finetune.fitting.plan import Plan
 from finetune.models.size_check import check_first_pass
 from finetune.models.timm_backbones import is_timm

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.data.data_settings import missing_split_message
+from finetune.data.datamodule import open_data
 from finetune.data.decode import DecodeError
 from finetune.data.samples import Samples
 from finetune.data.transforms import eval_transform, preparation
 from finetune.distributed.launch import is_launched
 from finetune.features.backbone_ranking import FeaturesOf, OutOfTime, Ranking, Unusable, rank
 from finetune.features.image_features import Features, features_of
-from finetune.fitting.build import arguments_in_effect, open_data
+from finetune.fitting.build import arguments_in_effect
 from finetune.fitting.defaults import settle_preparation
 from finetune.fitting.plan import Plan
 from finetune.models.backbones import check_name

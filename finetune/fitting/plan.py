@@ -16,8 +16,7 @@ from finetune.fitting.resume import Changes, Start, read_start
 from finetune.runs.facts import Identity
 from finetune.runs.local_copies import shown_place
 from finetune.settings.configs import config_text, to_config
-from finetune.settings.layers import Layer, Layers, replaced
-from finetune.settings.reader import read_values
+from finetune.settings.layers import Layer, Layers, read_values, replaced
 from finetune.settings.schema import FitSettings
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytorch_lightning as pl
 from msgspec import structs
@@ -24,8 +24,7 @@ from finetune.models.checkpoint_values import class_paths
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import ExportedCheckpoint
 from finetune.runs.facts import Identity
-from finetune.runs.folder import Run, check_unused, has_result
-from finetune.runs.limits import Limits
+from finetune.runs.folder import Run, check_unused
 from finetune.runs.local_copies import address_of, check_is_in, shown_place
 from finetune.runs.loggers import RunLogger
 from finetune.runs.metrics_csv import MetricsCSV
@@ -34,8 +33,7 @@ from finetune.runs.run_lock import check_free, hold
 from finetune.runs.sync import has_last_there, pull_beginnings, pull_run
 from finetune.settings.configs import flat
 from finetune.settings.fields import find_setting
-from finetune.settings.layers import Layer, Layers
-from finetune.settings.reader import read_config
+from finetune.settings.layers import Layer, Layers, read_config
 from finetune.settings.schema import IMAGE_FOLDER, FitSettings
 from finetune.system.messages import NotFound, WrongUsage
 
@@ -44,22 +42,14 @@ log = logging.getLogger(__name__)
 Pair = tuple[Any, Any]  # the values of a setting in the run and in the command
 Changes = Mapping[str, Pair]  # by full name
 
+LIMITS = frozenset({"trainer.max_epochs", "trainer.max_steps", "patience"})
 _PLACES = ("root", "table", "corrections")
 _CLASSES = ("data", "model.optimizer", "model.scheduler")
 # The modules of classes that a run may name.
 _TRUSTED = ("finetune.", "torch.optim.", "albumentations.")
-_LIMITS = {"trainer.max_epochs", "trainer.max_steps"}
 _OF_TEST = {"trainer.limit_test_batches", "trainer.precision"}
 # What a fit writes next to the weights, and reads when it continues.
-PROGRESS = ("epoch", "global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
-
-
-def read_identity(run: Path) -> Identity | None:
-    """Return the identity of a run; None if it has recorded none, or its run.json is damaged."""
-    try:
-        return RunDir(run).facts.identity
-    except ValueError:
-        return None
+_PROGRESS = ("epoch", "global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
 
 
 def run_to_continue(asked: FitSettings, layers: Layers, root: Path) -> tuple[Path | None, str]:
@@ -87,24 +77,18 @@ def run_to_continue(asked: FitSettings, layers: Layers, root: Path) -> tuple[Pat
         pull_run(run)
         if has_only_begun(run):
             return None, _new_run(f"that {run} ended before its first checkpoint", layers)
-        if run.exists() and (has_result(run) or RunDir(run).fits):
+        if RunDir(run).is_run:
             _check_named(run, wanted)
             return run, ""
         check_name(asked.name)
         check_unused(run)
         return None, _new_run(f"no run {shown_place(run)}", layers)
-    found = find_run(root, wanted)
-    passed = found.passed_in_words()
-    if found.begun is not None:
-        return None, _new_run(f"that {found.begun} ended before its first checkpoint", layers)
-    if found.run is None:
-        where = shown_place((root / "fit").resolve())
-        why = f", since {passed}" if passed else ""
-        why_new = f"no run of these data and this network in {where} to continue{why}"
-        return None, _new_run(why_new, layers)
-    pull_run(found.run)
-    check_has_last(found.run)
-    return found.run, passed and f"passed over: {passed}"
+    found, note = find_run(root, wanted)
+    if found is None:
+        return None, _new_run(note, layers)
+    pull_run(found)
+    check_has_last(found)
+    return found, note
 
 
 def has_only_begun(run: Path) -> bool:
@@ -140,7 +124,7 @@ def _check_named(run: Path, wanted: Identity) -> None:
     if not folder.fits and not folder.has("last"):
         last = shown_place(folder.checkpoint("last"))
         raise NotFound(f"--resume {shown_place(run)}: there is no {last} to continue from")
-    identity = read_identity(run)
+    identity = folder.facts.identity
     for name in ("folds", "members"):
         number = getattr(wanted, name)
         of_run = getattr(identity, name, None)
@@ -165,71 +149,57 @@ def _new_run(why: str, layers: Layers) -> str:
     return f"--resume found {why}: a new run begins"
 
 
-class Found(NamedTuple):
-    """The run of the data and the network of a command that `--resume` continues.
-
-    Attributes:
-        run: Its folder; None if there is none.
-        begun: A newer run of the same that ended before its first checkpoint; None for none.
-        passed: Newer runs of other data or another network, and how they differ.
-    """
-
-    run: Path | None
-    begun: Path | None
-    passed: Mapping[Path, str]
-
-    def passed_in_words(self) -> str:
-        """Return the newest run that was passed over and how it differs, in words; "" for none."""
-        if not self.passed:
-            return ""
-        run, difference = next(iter(self.passed.items()))
-        more = f", and {len(self.passed) - 1} older of others, too" if len(self.passed) > 1 else ""
-        return f"{run} is {difference}{more} (--resume RUN continues it)"
+def _has_number_of(identity: Identity, wanted: Identity, has_ended: bool) -> bool:
+    """Return whether a run has the wanted number of folds or members; if none is wanted, until it has ended."""
+    if (identity.folds, identity.members) == (wanted.folds, wanted.members):
+        return True
+    return wanted.kind == "fit" and not has_ended
 
 
-def find_run(root: Path, wanted: Identity) -> Found:
-    """Return the run of `fit` in a folder of runs that goes on: the newest one that has the wanted identity.
-
-    Runs that have ended come after all others. A cross-validation or an ensemble is found if it has the wanted number
-    of folds or members, or has not ended if none is wanted.
+def find_run(root: Path, wanted: Identity) -> tuple[Path | None, str]:
+    """Return the newest run of `fit` in a folder of runs that has the wanted identity, before any that has ended.
 
     Args:
         root: The folder of runs.
         wanted: The data and the network.
+
+    Returns:
+        Its folder, and a note about the newest run that was passed over, "" for none; or None, and why there is none.
 
     Raises:
         ValueError: Another process has begun a run of this identity.
         StorageError: The runs are in object storage, which cannot be reached.
     """
     pull_beginnings(root)
-    passed: dict[Path, str] = {}
-    ended: Found | None = None
-    begun: Path | None = None
+    passed = ""
+    ended: tuple[Path, str] | None = None
     for folder in reversed(runs_of(root)):
         run = folder.path
         identity = None if folder.damage else folder.facts.identity
         has_last = folder.has("last") or (address_of(run) is not None and has_last_there(run))
-        has_best = folder.has("best")  # alone, if last.ckpt was deleted
         if identity is None:
-            if has_last:
-                passed[run] = "without a readable run.json"
+            is_named = f"{run} is without a readable run.json (--resume RUN continues it)"
+            passed = passed or (is_named if has_last else "")
             continue
-        is_single = identity.kind == "fit"
-        is_wanted = (identity.folds, identity.members) == (wanted.folds, wanted.members)
-        if wanted.kind != "fit" and not is_wanted:
+        can_go_on = has_last or bool(folder.fits)
+        if not _has_number_of(identity, wanted, folder.has_ended):
             continue
         if difference := identity.difference(wanted):
-            passed[run] = difference
-        elif folder.has_ended and (has_last or has_best or not is_single):
-            if is_single or is_wanted:
-                ended = ended or Found(run, begun, dict(passed))
-        elif has_last or not is_single:
-            return Found(run, None, passed)
+            passed = passed or f"{run} is {difference} (--resume RUN continues it)"
+        elif folder.has_ended:
+            # one whose last.ckpt was deleted is refused with the reason
+            ended = ended or ((run, passed) if can_go_on or folder.has("best") else None)
+        elif can_go_on:
+            return run, passed and f"passed over: {passed}"
         else:
             # This never finds a run of our own rank 0: that makes its folder after all ranks have passed this line.
             check_free(run)
-            begun = begun or run
-    return ended or Found(None, begun, passed)
+            return None, f"that {run} ended before its first checkpoint"
+    if ended is not None:
+        return ended[0], ended[1] and f"passed over: {ended[1]}"
+    where = shown_place((root / "fit").resolve())
+    since = f", since {passed}" if passed else ""
+    return None, f"no run of these data and this network in {where} to continue{since}"
 
 
 def check_has_last(run: Path) -> None:
@@ -305,12 +275,12 @@ class Start:
     Attributes:
         path: Its file.
         content: Its content. Tensors have shapes and types, but no values, except in the record of seen images.
-        version: Inode, modification time and size of the file, by which a replaced file is detected.
+        written: When the file was written, in nanoseconds; 0 if it is at an address.
     """
 
     path: Path | str
     content: Mapping[str, Any]
-    version: tuple[int, int, int]
+    written: int
 
     def check_unchanged(self) -> None:
         """Check that the file is still the one that was read.
@@ -318,7 +288,7 @@ class Start:
         Raises:
             ValueError: The file has been replaced, so decisions based on its content may be wrong.
         """
-        if _version(self.path) != self.version:
+        if os.stat(self.path).st_mtime_ns != self.written:
             raise ValueError(
                 f"another process has written {self.path} since this one read it: start this command again"
             )
@@ -331,22 +301,15 @@ def read_start(path: Path | str) -> Start:
         ValueError: It is not a checkpoint of finetune.
         WrongUsage: It is an exported file.
     """
-    version = _version(path) if Path(path).is_file() else (0, 0, 0)
+    written = os.stat(path).st_mtime_ns if Path(path).is_file() else 0
     checkpoint = read_checkpoint(path)
     if isinstance(checkpoint, ExportedCheckpoint):
         raise WrongUsage(
             f"{path} is an exported file, which cannot be resumed: pass the checkpoint"
         )
-    content = _without_values(checkpoint)
-    content["finetune"] = checkpoint[
-        "finetune"
-    ]  # small, and the record of seen images is continued
-    return Start(path, content, version)
-
-
-def _version(path: Path | str) -> tuple[int, int, int]:
-    status = os.stat(path)
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    # the record of seen images is small, and continued
+    content = {**_without_values(checkpoint), "finetune": checkpoint["finetune"]}
+    return Start(path, content, written)
 
 
 def _without_values(content: Any) -> Any:
@@ -367,7 +330,7 @@ def check_resumable(start: Start) -> None:
         ValueError: It lacks what a fit writes next to the weights.
     """
     checkpoint = start.content
-    missing = [name for name in PROGRESS if name not in checkpoint]
+    missing = [name for name in _PROGRESS if name not in checkpoint]
     is_solved = checkpoint["hyper_parameters"].get("freeze") == "backbone"  # without an optimizer
     if not missing and not checkpoint["optimizer_states"] and not is_solved:
         missing = ["optimizer_states"]
@@ -388,8 +351,18 @@ def changes_between(old: Mapping[str, Any], now: FitSettings) -> dict[str, Pair]
         now: The settings of the command.
     """
     new = flat(now)
-    common = [name for name in old if name in new and _kind_of(name) != "free"]
+    common = [name for name in old if name in new and kind_of(name) != "free"]
     return {name: (old[name], new[name]) for name in common if old[name] != new[name]}
+
+
+def kind_of(name: str) -> str:
+    """Return what `--resume` does with a setting of this full name; see `About.resume`."""
+    if name in ("model.optimizer.class_path", "model.scheduler.class_path"):
+        return "fixed"
+    if name.startswith(("model.optimizer.", "model.scheduler.")):
+        return "stays"
+    setting = find_setting(FitSettings, name)
+    return "changes" if setting is None else setting.about.resume  # an argument of an own class
 
 
 def held_settings(changes: Changes) -> set[str]:
@@ -414,24 +387,15 @@ def check_fixed(changes: Changes) -> None:
     hint = "may start from its weights: --model.weights LAST.CKPT"
     if fixed := _of_kind(changes, "fixed"):
         raise ValueError(
-            f"the run cannot continue with {_in_words(fixed)}; a new run {hint} without --resume"
+            f"the run cannot continue with {in_words(fixed)}; a new run {hint} without --resume"
         )
 
 
-def check_changes(
-    start: Start, data: ImageDataModule, changes: Changes, allow: bool | None, is_finished: bool
-) -> str:
-    """Return what has changed since a run began, in words; "" for nothing.
-
-    Args:
-        start: Its last checkpoint.
-        data: The images of the command.
-        changes: The settings that differ.
-        allow: Whether training may see the images in another order; None if it can never be allowed.
-        is_finished: Whether the run has nothing left to train, so that settings of data and model have no effect.
+def check_classes(start: Start, data: ImageDataModule) -> None:
+    """Check that images have the classes of the run to continue.
 
     Raises:
-        ValueError: Something has changed that must not change.
+        ValueError: They have others.
     """
     names = start.content["hyper_parameters"]["class_names"]
     if names != data.class_names:
@@ -439,116 +403,54 @@ def check_changes(
             f"{Path(start.path).parents[1]} is of the classes {', '.join(names)}, and {data.root} has "
             f"{', '.join(data.class_names)}: begin a new run without --resume"
         )
-    has_other_images = start.content["finetune"]["data_fingerprint"] != data.fingerprint
-    return describe_changes(changes, has_other_images, allow, is_finished)
 
 
 def describe_changes(
     changes: Changes, has_other_images: bool, allow: bool | None, is_finished: bool = False
 ) -> str:
-    """Return changes in words; see `check_changes`.
+    """Return what has changed since a run began, in words; "" for nothing.
+
+    Args:
+        changes: The settings that differ.
+        has_other_images: Whether the images that are trained and validated on differ.
+        allow: Whether training may see the images in another order; None if it can never be allowed.
+        is_finished: Whether the run has nothing left to train, so that settings of data and model have no effect.
 
     Raises:
-        ValueError: A setting has changed that must not change.
+        ValueError: Something has changed that must not change.
     """
-    of_images = _of_kind(changes, "images")
     order = _of_kind(changes, "order")
     if has_other_images:
-        order |= of_images | _of_kind(changes, "place")
-    _check_order(order, has_other_images, allow)
+        order |= _of_kind(changes, "images")
+    if (order or has_other_images) and not allow:
+        what = "train or validate on other images, labels or groups: restore them"
+        if order:
+            what = f"train in another order with {in_words(order)}: keep the old value"
+        or_allow = "" if allow is None else ", or continue with --allow_changes true"
+        raise ValueError(f"the run would {what}, or begin a new run without --resume{or_allow}")
     changed = _of_kind(changes, "changes")
-    if not has_other_images:
-        changed |= of_images
+    trained = {name: pair for name, pair in changed.items() if name.startswith(("data.", "model."))}
+    if is_finished and trained:
+        raise ValueError(
+            f"the run is finished, and was not trained with {in_words(trained)}: leave that as it was, or begin a new "
+            "run without --resume"
+        )
     if is_finished:
-        _check_not_trained_otherwise(changed)
         changed = {name: pair for name, pair in changed.items() if name in _OF_TEST}
     changed |= order
-    words = f"changed: {_in_words(changed)}" if changed else ""
+    words = f"changed: {in_words(changed)}" if changed else ""
     return "; ".join(filter(None, [words, describe_held(changes)]))
 
 
-def _check_order(order: Changes, has_other_images: bool, allow: bool | None) -> None:
-    """Check that training sees the images in the order in which the run began, unless another one is allowed.
-
-    Raises:
-        ValueError: The order changes.
-    """
-    if allow or not (order or has_other_images):
-        return
-    what = "train or validate on other images, labels or groups: restore them"
-    if order:
-        what = f"train in another order with {_in_words(order)}: keep the old value"
-    or_allow = "" if allow is None else ", or continue with --allow_changes true"
-    raise ValueError(f"the run would {what}, or begin a new run without --resume{or_allow}")
-
-
-def check_not_prolonged(run: Path, changes: Changes) -> None:
-    """Check that a run whose last.ckpt was deleted at its end is not to train to another limit.
-
-    Raises:
-        WrongUsage: It is.
-    """
-    limits = {name: pair for name, pair in changes.items() if name in _LIMITS}
-    if limits:
-        raise WrongUsage(
-            f"{shown_place(run)} cannot continue with {_in_words(limits)}: its last.ckpt was deleted "
-            "(--keep_last false)"
-        )
-
-
-def _check_not_trained_otherwise(changed: Changes) -> None:
-    """Check that the command of a finished run has the settings of data and model with which it was trained.
-
-    Raises:
-        ValueError: One differs.
-    """
-    trained = {name: pair for name, pair in changed.items() if name.startswith(("data.", "model."))}
-    if trained:
-        raise ValueError(
-            f"the run is finished, and was not trained with {_in_words(trained)}: leave that as it was, or begin a new "
-            "run without --resume"
-        )
-
-
-def _kind_of(name: str) -> str:
-    """Return what `--resume` does with a setting of this full name; see `About.resume`."""
-    if name in ("model.optimizer.class_path", "model.scheduler.class_path"):
-        return "fixed"
-    if name.startswith(("model.optimizer.", "model.scheduler.")):
-        return "stays"
-    setting = find_setting(FitSettings, name)
-    return "changes" if setting is None else setting.about.resume  # an argument of an own class
-
-
 def _of_kind(changes: Changes, kind: str) -> dict[str, Pair]:
-    return {name: pair for name, pair in changes.items() if _kind_of(name) == kind}
+    return {name: pair for name, pair in changes.items() if kind_of(name) == kind}
 
 
-def _in_words(changes: Changes) -> str:
+def in_words(changes: Changes) -> str:
     return ", ".join(
         f"{name} {json.dumps(now)} (was {json.dumps(before)})"
         for name, (before, now) in changes.items()
     )
-
-
-def limit_reached(start: Start | None, is_resumed: bool, limits: Limits) -> str:
-    """Return the limit that the run to resume has reached, in words; "" if training continues.
-
-    Args:
-        start: The first checkpoint; None for none.
-        is_resumed: Whether its run continues. Otherwise a new run starts from it.
-        limits: The limits of the fit.
-
-    Raises:
-        ValueError: A new run has nothing to train.
-    """
-    finished = limits.reached(start.content) if start else ""
-    if start and finished and not is_resumed:
-        raise ValueError(
-            f"{start.path} has nothing left to train, with {finished}: raise that limit, or measure the checkpoint by "
-            f"finetune test {start.path}"
-        )
-    return finished
 
 
 def continue_run(trainer: pl.Trainer, run: Run, start: Start, message: str) -> None:

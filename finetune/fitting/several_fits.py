@@ -16,23 +16,23 @@ from pathlib import Path
 from msgspec import structs
 
 from finetune.data.data_place import place_of
+from finetune.data.datamodule import open_data
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.distributed.child_command import start_command, wait_for
-from finetune.fitting.build import arguments_in_effect, open_data
-from finetune.fitting.fold_results import join_folds
-from finetune.fitting.member_results import join_members
+from finetune.fitting.build import arguments_in_effect
+from finetune.fitting.joined_fits import join_folds, join_members
 from finetune.fitting.plan import Plan, plan_file
 from finetune.fitting.resume import (
+    LIMITS,
     Changes,
     changes_between,
-    check_changes,
-    check_not_prolonged,
     describe_held,
+    in_words,
+    kind_of,
     read_start,
 )
 from finetune.reports.report_page import page_of
 from finetune.runs.folder import Run, has_result, missing_folders, remove_empty
-from finetune.runs.limits import Limits
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.run_dir import RunDir, now
 from finetune.runs.run_lock import (
@@ -41,13 +41,11 @@ from finetune.runs.run_lock import (
     release_run,
     wait_for_children,
 )
-from finetune.settings.reader import read_config
+from finetune.settings.layers import read_config
 from finetune.system.files import replace_text
-from finetune.system.messages import only_errors
+from finetune.system.messages import WrongUsage, only_errors
 
 log = logging.getLogger(__name__)
-
-_PLACES = {"data.root", "data.table", "data.corrections"}  # where the images are
 
 
 def fit_several(plan: Plan) -> Path:
@@ -63,9 +61,9 @@ def fit_several(plan: Plan) -> Path:
         hold(folder)
         log.info("continuing the %s in %s", plan.identity.kind, folder)
     wait_for_children(folder)
-    plan = plan.put({"data.fold": None, "data.num_folds": None, "resume": False})
     if plan.run is not None:
-        _check_changes(plan, folder)
+        _check_changes(plan)
+    plan = plan.put({"data.fold": None, "data.num_folds": None, "resume": False})
     _write_beginning(folder, plan)
     for note in plan.notes:
         log.info("%s", note)
@@ -117,7 +115,7 @@ def _plan_of_fit(plan: Plan, folder: Path, number: int, run: RunDir) -> Plan | N
     if not can_go_on:
         return replace(of_fit, begins_again=run.is_run)
     changes = _changes_of(run.path, of_fit)
-    if _has_ended(run) and changes.keys() <= _PLACES:
+    if _has_ended(run) and not changes:
         return None
     start = read_start(run.checkpoint("last"))
     return replace(of_fit, run=run.path, start=start, changes=changes)
@@ -141,7 +139,7 @@ def _has_ended(run: RunDir) -> bool:
 
 
 def _changes_of(run: Path, of_fit: Plan) -> Changes:
-    """Return how a plan differs from the settings with which a fit has begun.
+    """Return how a plan differs from the settings with which a fit has begun, beside where its images are.
 
     Those of the folder do not tell: a command that was killed may have changed them before this fit.
     """
@@ -149,33 +147,37 @@ def _changes_of(run: Path, of_fit: Plan) -> Changes:
     changes = changes_between(before.values, of_fit.settings)
     if of_fit.settings.trainer.precision is None:  # each fit has settled its own
         changes.pop("trainer.precision", None)
-    return changes
+    return {name: pair for name, pair in changes.items() if kind_of(name) != "images"}
 
 
-def _check_changes(plan: Plan, folder: Path) -> None:
-    """Check that all fits that have begun can go on with the settings of a plan, before these are written.
+def _check_changes(plan: Plan) -> None:
+    """Check that the fits go on as they began: only their length may change, and what has no effect on the result.
 
     Raises:
-        ValueError: One cannot, so that the fits would differ in more than they should.
+        ValueError: They would differ in more, so that their networks and results cannot be joined.
     """
-    for number, run in enumerate(RunDir(folder).fits, 1):
-        if not run.has("last") and not _has_ended(run):
-            continue  # it begins anew
-        of_fit = _with_own_settings(plan, number)
-        changes = _changes_of(run.path, of_fit)
-        if not changes:
-            continue
-        if not run.has("last"):
-            check_not_prolonged(run.path, changes)
-        start = read_start(run.checkpoint("last" if run.has("last") else "best"))
-        trainer = of_fit.settings.trainer
-        patience = of_fit.settings.patience
-        limits = Limits(trainer.max_epochs, trainer.max_steps, patience)
-        is_finished = not run.has("last") or bool(limits.reached(start.content))
-        with only_errors("finetune.data"):  # the fit logs the same
-            data = open_data(of_fit.settings.data)
-            data.read()
-        check_changes(start, data, changes, allow=None, is_finished=is_finished)
+    assert plan.run is not None and plan.data is not None, "of a run that continues"
+    changed = {
+        name: pair
+        for name, pair in plan.changes.items()
+        if name not in LIMITS and kind_of(name) in ("changes", "order")
+    }
+    if changed:
+        raise ValueError(
+            f"the run would go on with {in_words(changed)}, and all its fits must have the same settings: keep the old "
+            "value, or begin a new run without --resume"
+        )
+    if RunDir(plan.run).facts.fingerprint != plan.data.fingerprint:
+        raise ValueError(
+            "the run would train or validate on other images, labels or groups: restore them, or begin a new run "
+            "without --resume"
+        )
+    limits = {name: pair for name, pair in plan.changes.items() if name in LIMITS}
+    for run in RunDir(plan.run).fits:
+        if limits and _has_ended(run) and not run.has("last"):
+            raise WrongUsage(
+                f"{run.path} cannot continue with {in_words(limits)}: its last.ckpt was deleted (--keep_last false)"
+            )
 
 
 def _give_up(folder: Path, missing: Sequence[Path]) -> None:
@@ -206,7 +208,12 @@ def _write_beginning(folder: Path, plan: Plan) -> None:
     else:
         run.update(command=plan.command, folder=os.getcwd())
     place = place_of(arguments_in_effect(plan.settings.data))
-    run.update(identity=plan.identity, data=place, network=plan.settings.model.backbone)
+    run.update(
+        identity=plan.identity,
+        data=place,
+        network=plan.settings.model.backbone,
+        fingerprint=None if plan.data is None else plan.data.fingerprint,
+    )
     replace_text(folder / "config.yaml", plan.config)
 
 

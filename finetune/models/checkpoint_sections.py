@@ -60,7 +60,7 @@ _COUNT = Rule("a whole number, at least 0", is_count)
 def _rule(setting: Setting, is_required: bool) -> Rule:
     """Return the rule for a value of a setting, which has its type and range."""
     return Rule(
-        expected(setting.type),
+        expected(setting),
         lambda value: is_plain(value) and setting.accepts(value),
         is_required,
     )

@@ -401,7 +401,7 @@ class Command(NamedTuple):
 
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
-        "fit": Command(FitSettings, "finetune.fitting.fit:run_fit"),
+        "fit": Command(FitSettings, "finetune.fitting.decide:run_fit"),
         "validate": Command(ValidateSettings, "finetune.fitting.evaluate:run_evaluation"),
         "test": Command(TestSettings, "finetune.fitting.evaluate:run_evaluation"),
         "predict": Command(PredictSettings, "finetune.fitting.evaluate:run_evaluation"),

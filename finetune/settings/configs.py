@@ -1,13 +1,13 @@
-"""Configs: YAML files of settings, which are found by name, and written."""
+"""Configs: YAML files of settings, which are found by name, read and written."""
 
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
-from finetune.settings import yaml_text
-from finetune.settings.fields import ClassSettings, Section, is_class
+from finetune.settings.fields import ClassSettings, Section, YAMLDumper, YAMLLoader, is_class
 from finetune.system.messages import NotFound, WrongUsage, did_you_mean
 
 
@@ -41,6 +41,28 @@ def find(name: str) -> Path:
     raise NotFound(
         f"there is no config {name!r}, and none of that name is shipped{did_you_mean(name, names)}"
     )
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return the content of a config.
+
+    Raises:
+        WrongUsage: It is not YAML in UTF-8, or has no settings.
+    """
+    try:
+        table = yaml.load(path.read_text("utf-8"), YAMLLoader)
+    except UnicodeDecodeError as error:
+        raise WrongUsage(
+            f"the config {path} is not UTF-8: byte {error.start} is not readable"
+        ) from error
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise WrongUsage(f"{path}{where}: not valid YAML: {problem}") from error
+    if not isinstance(table, dict):
+        raise WrongUsage(f"{path} is not a config: it has no settings such as `epochs: 10`")
+    return table
 
 
 def to_config(settings: Section) -> dict[str, Any]:
@@ -82,4 +104,4 @@ def config_text(settings: Section, omitted: Collection[str] = ()) -> str:
     for name in omitted:
         group, _, last = name.rpartition(".")
         table[group].pop(last)
-    return yaml_text.dump(table)
+    return yaml.dump(table, Dumper=YAMLDumper, sort_keys=False, allow_unicode=True)

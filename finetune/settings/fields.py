@@ -1,10 +1,13 @@
 """A setting is a typed field of a section: its name, type, range, default and help stand there and nowhere else.
 
 Help pages, docs/reference.md, hints for typos, the command line, configs, the arguments of the Python API, the values
-in a checkpoint and what `--resume` compares are loops over these fields.
+in a checkpoint and what `--resume` compares are loops over these fields. Text is read as YAML 1.2: `yes`, `no` and
+`007` are words, as names of classes often are.
 """
 
 import difflib
+import importlib
+import inspect
 import math
 import os
 import re
@@ -15,9 +18,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_a
 
 import msgspec
 import yaml
-from msgspec import NODEFAULT, inspect
+from msgspec import NODEFAULT
+from msgspec import inspect as hints
 
-from finetune.settings import yaml_text
 from finetune.system.messages import WrongUsage, did_you_mean
 
 # What `--resume` does with a setting that has another value than in the run:
@@ -26,13 +29,65 @@ from finetune.system.messages import WrongUsage, did_you_mean
 #   stays    it keeps the value of the run, which is stored in the checkpoint
 #   fixed    it refuses: the state of the optimizer would not fit
 #   order    it refuses without --allow_changes: images would come in another order
-#   images   as `order` if the images differ, else as `changes`
-#   place    as `order` if the images differ, else as `free`
-Resume = Literal["changes", "free", "stays", "fixed", "order", "images", "place"]
+#   images   as `order` if the images differ, else as `free`
+Resume = Literal["changes", "free", "stays", "fixed", "order", "images"]
 
 _PATHS = frozenset({"CKPT", "FILE", "FOLDER", "TABLE"})  # titles of types that are paths
 _ATTRIBUTE = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
 _LONGEST_CHOICES = 16  # characters of a placeholder
+_Number = hints.IntType | hints.FloatType
+_EXPONENT = r"[-+]?[0-9]+[eE][-+]?[0-9]+$"  # 1e5, which YAML 1.1 takes for a word
+# Which text is no word, as in the core schema of YAML 1.2.
+_VALUES = {
+    "null": r"(null|Null|NULL|~|)$",
+    "bool": r"(true|True|TRUE|false|False|FALSE)$",
+    "int": r"[-+]?(0|[1-9][0-9]*)$",
+    "float": rf"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$|{_EXPONENT}",
+}
+
+
+class YAMLLoader(yaml.SafeLoader):
+    """Reads YAML 1.2 without aliases, and refuses a key that stands twice in a table: the first value would be lost."""
+
+    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 (as in the base class)
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, "aliases are not supported", mark)
+        return super().compose_node(parent, index)
+
+    def table(self, node: yaml.MappingNode) -> dict[str, Any]:
+        table: dict[str, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.value in table:
+                why = f"the key {key.value} is there twice, or is no word"
+                raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
+            table[key.value] = self.construct_object(value, deep=True)
+        return table
+
+
+YAMLLoader.add_constructor("tag:yaml.org,2002:map", YAMLLoader.table)
+for _tag, _pattern in _VALUES.items():
+    YAMLLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), None)
+
+
+class YAMLDumper(yaml.SafeDumper):
+    """Writes in quotes what is no word in YAML 1.1 or 1.2."""
+
+
+YAMLDumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_EXPONENT), None)
+
+
+def from_text(text: str) -> Any:
+    """Return the value of an argument of the command line: only lists and tables are in the form of YAML."""
+    loader = YAMLLoader(text if text[:1] in ("[", "{") else "")
+    with suppress(yaml.YAMLError):
+        value = loader.get_single_data()
+        if value is not None:
+            return value
+    node = yaml.ScalarNode(loader.resolve(yaml.ScalarNode, text, (text != "", False)), text)
+    return YAMLLoader("").construct_object(node)
 
 
 class About(msgspec.Struct, frozen=True):
@@ -98,6 +153,51 @@ class ClassSettings(msgspec.Struct, frozen=True):
     class_path: str
     init_args: dict[str, Any] = {}
 
+    def imported(self, setting: str, base: type) -> Any:
+        """Return the class.
+
+        Args:
+            setting: The setting that has it, for the error.
+            base: A class of which it must be a subclass.
+
+        Raises:
+            WrongUsage: There is no such subclass, or it does not take these arguments.
+        """
+        kind = import_class(self.class_path, setting)
+        if not (isinstance(kind, type) and issubclass(kind, base)):
+            text = f"{self.class_path} is not a subclass of {base.__name__}"
+            raise WrongUsage(text, setting)
+        for name in self.init_args:
+            if not takes_argument(kind, name):
+                hint = did_you_mean(name, list(inspect.signature(kind).parameters))
+                text = f"{kind.__name__} has no argument {name!r}{hint}"
+                raise WrongUsage(text, f"{setting}.{name}")
+        return kind
+
+
+def import_class(class_path: str, setting: str) -> Any:
+    """Return the class of an import path.
+
+    Raises:
+        WrongUsage: There is no such class; the message begins with the setting that has it.
+    """
+    place, _, name = class_path.rpartition(".")
+    try:
+        module = importlib.import_module(place)
+        return getattr(module, name)
+    except (ImportError, ValueError) as error:
+        raise WrongUsage(f"cannot import {class_path!r}: {error}", setting) from error
+    except AttributeError as error:
+        names = [one for one in dir(module) if not one.startswith("_")]
+        raise WrongUsage(f"{place} has no {name!r}{did_you_mean(name, names)}", setting) from error
+
+
+def takes_argument(kind: Any, name: str) -> bool:
+    """Return whether a class takes an argument of this name."""
+    parameters = inspect.signature(kind).parameters
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    return takes_any or name in parameters
+
 
 S = TypeVar("S", bound=Section)
 
@@ -120,79 +220,74 @@ class Setting(NamedTuple):
     about: About = About()
 
     @property
-    def is_switch(self) -> bool:
-        """Whether its flag may stand without a value, which is true."""
-        return bool in _alternatives(self.type)
+    def types(self) -> list[hints.Type]:
+        """The types of which a value has one."""
+        info = hints.type_info(self.type)
+        return list(info.types) if isinstance(info, hints.UnionType) else [info]
 
     @property
-    def titles(self) -> list[str]:
-        """The titles of its types, such as FOLDER."""
-        metadata = (meta for one in _alternatives(self.type) for meta in get_args(one)[1:])
-        return [meta.title for meta in metadata if isinstance(meta, msgspec.Meta) and meta.title]
+    def is_switch(self) -> bool:
+        """Whether its flag may stand without a value, which is true."""
+        return any(isinstance(one, hints.BoolType) for one in self.types)
+
+    @property
+    def title(self) -> str:
+        """The title of its type, such as FOLDER; "" for none."""
+        extras = [
+            one.extra_json_schema or {} for one in self.types if isinstance(one, hints.Metadata)
+        ]
+        return next((extra["title"] for extra in extras if "title" in extra), "")
 
     @property
     def is_path(self) -> bool:
-        return not _PATHS.isdisjoint(self.titles)
+        return self.title in _PATHS
 
     @property
     def placeholder(self) -> str:
         """What stands for its value on help pages; "" for a switch."""
-        types = _alternatives(self.type)
-        if self.about.value or self.titles:
-            return self.about.value or self.titles[0]
-        if bool in types:
+        if self.about.value or self.title:
+            return self.about.value or self.title
+        if self.is_switch:
             return "" if self.default is False else "true|false"
         if len(choices := "|".join(self.choices)) <= _LONGEST_CHOICES and choices:
             return choices
-        return (
-            "N"
-            if {int, float} & set(map(_plain_type, types))
-            else self.name.rpartition(".")[2].upper()
-        )
+        is_number = any(isinstance(_bare(one), _Number) for one in self.types)
+        return "N" if is_number else self.name.rpartition(".")[2].upper()
 
     @property
     def is_list(self) -> bool:
         """Whether it has several values, which a text separates by commas."""
-        types = {_plain_type(one) for one in _alternatives(self.type)}
-        return str not in types and any(get_origin(one) is list for one in types)
+        kinds = [type(_bare(one)) for one in self.types]
+        return hints.ListType in kinds and hints.StrType not in kinds
 
     @property
     def choices(self) -> list[str]:
         """The words that its values are; an empty list if there are other values than words and null."""
-        types = [one for one in _alternatives(self.type) if one is not type(None)]
-        if not all(get_origin(one) is Literal for one in types):
-            return []
-        return [word for one in types for word in get_args(one)]
+        types = [one for one in self.types if not isinstance(one, hints.NoneType)]
+        literals = [one for one in types if isinstance(one, hints.LiteralType)]
+        return [str(word) for one in literals for word in one.values] if types == literals else []
 
-    def read(self, node: yaml.Node, argument: str | None = None) -> Any:
-        """Return the value that YAML means.
-
-        Args:
-            node: The value as YAML has it.
-            argument: The text of the value, if it is an argument of the command line.
+    def read(self, value: Any, is_text: bool = False) -> Any:
+        """Return the value that a config, a program, or the text of an argument means.
 
         Raises:
             WrongUsage: It is of another type, or out of range.
         """
-        value = yaml_text.value_of(node)
+        meant = from_text(value) if is_text else value
         if self.about.holds_names:
-            # a class may be called null
-            is_null = value is None and not (argument is not None and self.is_list)
-            value = None if is_null else yaml_text.text_of(node)
-        candidates = [value]
-        if argument is not None:
-            candidates.append(argument)
-        elif isinstance(node, yaml.ScalarNode) and value is not None:
-            candidates.append(node.value)
+            is_number = is_text and isinstance(meant, bool | int | float)
+            meant = _as_names(value if is_number else meant)
+        candidates = [meant, value] if is_text else [meant]
+        if isinstance(meant, int) and not isinstance(meant, bool):
+            candidates.append(str(meant))
         for candidate in candidates:
             with suppress(WrongUsage):
                 return self.converted(candidate)
-        raise WrongUsage(
-            self.why_wrong(value if isinstance(value, int | float) else candidates[-1]), self.name
-        )
+        shown = meant if isinstance(meant, int | float) else value
+        raise WrongUsage(self.why_wrong(shown), self.name)
 
     def converted(self, value: Any) -> Any:
-        """Return a value of a config or of Python as the type of the setting; text is not read as anything else.
+        """Return a value as the type of the setting; text is not read as anything else.
 
         Raises:
             WrongUsage: It is of another type, or out of range.
@@ -224,51 +319,48 @@ class Setting(NamedTuple):
         shown = repr(value) if isinstance(value, str) else str(value)
         if self.choices and isinstance(value, str):
             return f"cannot be {shown}{did_you_mean(value, self.choices)}"
-        return f"takes {expected(self.type)}, not {shown[:200]}"
+        return f"takes {expected(self)}, not {shown[:200]}"
 
 
-def _alternatives(hint: Any) -> list[Any]:
-    """Return the types of which a value has one."""
-    if (
-        get_origin(hint) is Annotated
-        or not get_args(hint)
-        or get_origin(hint) in (list, dict, tuple, Literal)
-    ):
-        return [hint]
-    return [inner for one in get_args(hint) for inner in _alternatives(one)]
+def _as_names(value: Any) -> Any:
+    """Return a value in which numbers are text: names of classes and columns may look like numbers."""
+    if isinstance(value, Mapping):
+        return {str(key): _as_names(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_names(inner) for inner in value]
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def _plain_type(hint: Any) -> Any:
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+def _bare(info: hints.Type) -> hints.Type:
+    """Return a type without its title."""
+    return info.type if isinstance(info, hints.Metadata) else info
 
 
-def expected(hint: Any) -> str:
-    """Return the values of a type in words, with their range."""
-    info = inspect.type_info(hint)
-    types = info.types if isinstance(info, inspect.UnionType) else (info,)
-    words = [_in_words(one) for one in types if not isinstance(one, inspect.NoneType)]
+def expected(setting: Setting) -> str:
+    """Return the values of a setting in words, with their range."""
+    words = [_in_words(one) for one in setting.types if not isinstance(one, hints.NoneType)]
     return " or ".join(dict.fromkeys(words)) or "null"
 
 
-def _in_words(info: inspect.Type) -> str:
-    info = info.type if isinstance(info, inspect.Metadata) else info
-    if isinstance(info, inspect.IntType):
+def _in_words(info: hints.Type) -> str:
+    info = _bare(info)
+    if isinstance(info, hints.IntType):
         return f"a whole number{_range(info)}"
-    if isinstance(info, inspect.FloatType):
+    if isinstance(info, hints.FloatType):
         return f"a number{_range(info)}"
-    if isinstance(info, inspect.LiteralType):
+    if isinstance(info, hints.LiteralType):
         return " or ".join(map(str, info.values))
     kinds: dict[type, str] = {
-        inspect.BoolType: "true or false",
-        inspect.StrType: "text that is not empty" if getattr(info, "min_length", None) else "text",
-        inspect.ListType: "a list",
-        inspect.VarTupleType: "a list",
-        inspect.DictType: "a table",
+        hints.BoolType: "true or false",
+        hints.StrType: "text that is not empty" if getattr(info, "min_length", None) else "text",
+        hints.ListType: "a list",
+        hints.VarTupleType: "a list",
+        hints.DictType: "a table",
     }
     return kinds.get(type(info), "another value")
 
 
-def _range(info: inspect.IntType | inspect.FloatType) -> str:
+def _range(info: hints.IntType | hints.FloatType) -> str:
     """Return the range of a number, as the end of its description."""
     if info.ge is not None and info.le is not None:
         return f" from {info.ge:,} to {info.le:,}"

@@ -1,20 +1,27 @@
-"""Who says what about the settings of a command: defaults, configs, a run that continues, decisions, and flags."""
+"""What the user sets, read and stored by who says it: defaults, configs, a run, decisions, flags, Python.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+A setting has its short word or its full name, and may stand in nested tables. A class with arguments is `class_path`
+and `init_args`, as Lightning writes it; `init_args` may be omitted.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from finetune.settings.all_commands import COMMANDS
-from finetune.settings.configs import config_text
+from finetune.settings.configs import config_text, find, load
 from finetune.settings.fields import (
     ClassSettings,
     Section,
     Setting,
     find_setting,
+    from_text,
     has_flag,
+    is_class,
     nearest,
     option_name,
     section_in,
@@ -22,10 +29,32 @@ from finetune.settings.fields import (
     words_of,
 )
 from finetune.settings.schema import DATA_CLASSES
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, did_you_mean
 
 S = TypeVar("S", bound=Section)
 Kind = Literal["run", "checkpoint", "config", "command_line", "python", "decided"]
+
+_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")  # negative numbers are values
+# Flags of all commands that take no value from the next argument; the values that a switch takes.
+_ALONE = frozenset({"h", "help", "print_config"})
+_TRUTH = frozenset(
+    spelled
+    for word in ("true", "false", "null", "warn")
+    for spelled in (word, word.title(), word.upper())
+)
+# The classes that need no module, and their modules. Those of torch are named here, to find a mistyped one before torch
+# is imported.
+_CLASSES = {
+    "data": ("finetune", [one.removeprefix("finetune.") for one in DATA_CLASSES]),
+    "model.scheduler": ("finetune", ["WarmupCosine"]),
+    "model.optimizer": (
+        "torch.optim",
+        [
+            *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS"),
+            *("Muon", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),
+        ],
+    ),
+}
 
 
 class Layer(NamedTuple):
@@ -189,13 +218,13 @@ class Layers:
 def _filled(kind: type[S], values: Mapping[str, Any], prefix: str) -> S:
     """Return a section with the values by full names that it has."""
     arguments: dict[str, Any] = {}
-    for field in msgspec.structs.fields(kind):
-        name = f"{prefix}{field.name}"
-        section = section_in(field.type)
+    for one in msgspec.structs.fields(kind):
+        name = f"{prefix}{one.name}"
+        section = section_in(one.type)
         if name in values:
-            arguments[field.name] = values[name]
+            arguments[one.name] = values[name]
         elif section is not None:
-            arguments[field.name] = _filled(section, values, f"{name}.")
+            arguments[one.name] = _filled(section, values, f"{name}.")
     return kind(**arguments)
 
 
@@ -246,3 +275,223 @@ def unknown(command: str, layer: Layer, name: str, typed: str = "") -> WrongUsag
         option = option_name(section, meant, command) if is_line else repr(meant)
         return WrongUsage(f"{start}; did you mean {option}?")
     return WrongUsage(f"{start}; finetune {command} --help all has all of them")
+
+
+@dataclass
+class Line:
+    """A command line.
+
+    Attributes:
+        command: Its command.
+        flags: The value of each flag by the full name of its setting, None for none; that of the last one, if it is
+            there twice.
+        places: The positional arguments.
+        configs: The values of --config.
+        asks: What it asks for instead of running: `help`, `all` help, or `config`; "" for nothing.
+    """
+
+    command: str
+    flags: dict[str, str | None] = field(default_factory=dict)
+    places: list[str] = field(default_factory=list)
+    configs: list[str] = field(default_factory=list)
+    asks: str = ""
+
+    @property
+    def has_configs(self) -> bool:
+        """Whether the command takes --config: fit, validate, test, predict and benchmark do."""
+        return "data.root" in settings_of(COMMANDS[self.command].settings)
+
+    def layers(self) -> "Layers":
+        """Return the layers of the configs, and of the flags.
+
+        Raises:
+            WrongUsage: An option does not exist, or its value is wrong.
+        """
+        flags = read_values(self.command, _of_line(self.command), self.flags)
+        if not self.configs:  # which may name a data class of the user
+            Layers(self.command, (flags,)).check_data()
+        configs = [read_config(self.command, name) for name in self.configs]
+        return Layers(self.command, (*configs, flags))
+
+
+def split_line(command: str, arguments: Sequence[str]) -> Line:
+    """Return the flags and the places of a command line, without looking at their values.
+
+    Raises:
+        WrongUsage: An option begins with a single dash, or --config has no value.
+    """
+    line = Line(command)
+    kind = COMMANDS[command].settings
+    words = words_of(kind)
+    switches = {name for name, one in settings_of(kind).items() if one.is_switch} | _ALONE
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if argument == "--":
+            line.places += rest
+            break
+        if not is_flag(argument):
+            line.places.append(argument)
+            continue
+        typed, equals, text = argument.partition("=")
+        name = typed.lstrip("-")
+        full = _without_init_args(words.get(name, name))
+        value = text if equals else _value_after(rest, full in switches)
+        if name in ("h", "help"):
+            line.asks = "help"
+        elif name == "print_config":
+            line.asks = "config"
+        elif name in ("c", "config") and line.has_configs:
+            if value is None:
+                raise WrongUsage("--config needs a value")
+            line.configs.append(value)
+        elif not typed.startswith("--"):
+            raise unknown(command, _of_line(command), full, typed)
+        else:
+            line.flags[full] = "true" if value is None and full in switches else value
+    if line.asks == "help" and line.places[:1] == ["all"]:
+        line.asks = "all"
+    return line
+
+
+def _of_line(command: str) -> Layer:
+    return Layer(f"finetune {command}", "command_line")
+
+
+def _value_after(rest: list[str], is_switch: bool) -> str | None:
+    """Take the value of a flag from the arguments after it; None if the flag stands alone."""
+    is_alone = not rest or rest[0] == "--" or is_flag(rest[0])
+    if is_alone or (is_switch and rest[0] not in _TRUTH):
+        return None
+    return rest.pop(0)
+
+
+def is_flag(argument: str) -> bool:
+    """Return whether an argument is a flag; a negative number and a single dash are values."""
+    if len(argument) < 2 or argument[0] != "-" or argument == "--" or _NUMBER.match(argument):
+        return False
+    return " " not in argument.partition("=")[0]
+
+
+def read_config(command: str, name: str, kind: Kind = "config") -> Layer:
+    """Return the layer of a config, by its path or the name of a shipped one.
+
+    Raises:
+        NotFound: There is none.
+        WrongUsage: It is not YAML in UTF-8, has no settings, one that there is not, or a wrong value.
+    """
+    path = find(name)
+    return read_values(command, Layer(str(path), kind), load(path))
+
+
+def read_values(command: str, layer: Layer, table: Mapping[str, Any]) -> Layer:
+    """Return a layer with the settings of a table, which may have short words.
+
+    Args:
+        command: The command whose settings they are.
+        layer: The layer without values. Those of a command line are text.
+        table: Nested tables, values by full names, or both.
+
+    Raises:
+        WrongUsage: There is no such setting, it has a wrong value, or it is set twice.
+    """
+    kind = COMMANDS[command].settings
+    words = words_of(kind)
+    found: dict[str, Any] = {}
+    for word, value in table.items():
+        key = words.get(word, word)
+        if layer.kind == "command_line" and value is None:
+            if not is_class(kind, key):
+                _setting(command, layer, key, value)
+            raise WrongUsage("needs a value", key)
+        if layer.kind == "command_line" and value.startswith("{"):
+            value = from_text(value)
+        for name, one in _settings_in(kind, {key: value}):
+            if name in found and not layer.is_typed:
+                raise WrongUsage(f"{layer.source} sets {name} twice")
+            found[name] = _typed(command, layer, name, one)
+    return layer._replace(values=found)
+
+
+def _settings_in(
+    kind: type[Section], table: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the values in nested tables by the full names of their settings."""
+    settings = settings_of(kind)
+    for key, value in table.items():
+        name = _without_init_args(f"{prefix}{key}")
+        is_group = name not in settings and any(one.startswith(f"{name}.") for one in settings)
+        if isinstance(value, Mapping) and (is_group or is_class(kind, name)):
+            yield from _settings_in(kind, value, f"{name}.")
+        elif is_group and value is None:
+            continue  # a table without settings
+        elif is_class(kind, name):
+            yield f"{name}.class_path", value
+        else:
+            yield name, value
+
+
+def _without_init_args(name: str) -> str:
+    return re.sub(r"\.init_args(?=\.|$)", "", name)
+
+
+def _typed(command: str, layer: Layer, name: str, value: Any) -> Any:
+    """Return the value of a setting as its type.
+
+    Raises:
+        WrongUsage: There is no such setting, or its value is wrong.
+    """
+    group, _, last = name.rpartition(".")
+    is_path = last == "class_path" and is_class(COMMANDS[command].settings, group)
+    setting = Setting(name, Any, None) if is_path else _setting(command, layer, name, value)
+    try:
+        is_text = layer.kind == "command_line" and isinstance(value, str)
+        value = setting.read(value, is_text)
+        return class_path(group, value) if is_path else value
+    except WrongUsage as error:
+        if layer.is_typed:
+            raise
+        raise WrongUsage(f"{layer.source}: {error}") from error
+
+
+def _setting(command: str, layer: Layer, name: str, value: Any) -> Setting:
+    """Return the setting of a name, which may be an argument of an own data class.
+
+    Raises:
+        WrongUsage: There is none; the message has the value if it stands for a table.
+    """
+    kind = COMMANDS[command].settings
+    setting = find_setting(kind, name)
+    if setting is not None and (layer.kind != "command_line" or has_flag(kind, name)):
+        return setting
+    if name.startswith("data.") and name.count(".") == 1:
+        return Setting(name, Any, None)
+    if any(one.startswith(f"{name}.") for one in settings_of(kind)):
+        hint = f"; did you mean --backbone {value}?" if name == "model" else ""
+        raise WrongUsage(f"takes a table of settings, not {value!r}{hint}", name)
+    raise unknown(command, layer, name)
+
+
+def class_path(name: str, value: Any) -> str | None:
+    """Return the import path of the class that a setting names: `SGD` is torch.optim.SGD.
+
+    Raises:
+        WrongUsage: It is no name of a class.
+    """
+    if value is None and name == "model.scheduler":
+        return None
+    if not isinstance(value, str) or not all(part.isidentifier() for part in value.split(".")):
+        hint = "; a folder of images is finetune fit FOLDER" if name == "data" else ""
+        raise WrongUsage(f"takes the name of a class, not {value!r}{hint}", name)
+    if "." in value:
+        return value
+    home, names = _CLASSES[name]
+    known = {one.lower(): one for one in names}
+    if value.lower() in known:
+        return f"{home}.{known[value.lower()]}"
+    if name == "model.scheduler":  # torch is not imported yet
+        return f"torch.optim.lr_scheduler.{value}"
+    hint = did_you_mean(value, names)
+    if name == "data" and value.islower():
+        hint = "; a folder of images is finetune fit FOLDER"
+    raise WrongUsage(f"cannot be {value!r}{hint}", name)

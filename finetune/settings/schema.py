@@ -109,7 +109,7 @@ class DataSettings(Section, frozen=True):
     root: Annotated[
         Folder | None,
         About(
-            place="FOLDER", also="path folder root dir data_dir data_path dataset", resume="place"
+            place="FOLDER", also="path folder root dir data_dir data_path dataset", resume="images"
         ),
     ] = None
     batch_size: Annotated[
@@ -156,7 +156,7 @@ class DataSettings(Section, frozen=True):
     exclude: Annotated[Names | None, About(value="NAMES", holds_names=True)] = None
     merge: Annotated[Names | None, About(value="NAMES", resume="images", holds_names=True)] = None
     table: Annotated[
-        Table | None, About(also="csv csv_file table labels_file annotations", resume="place")
+        Table | None, About(also="csv csv_file table labels_file annotations", resume="images")
     ] = None
     columns: Annotated[
         dict[str, str | list[str]] | str | None,
@@ -167,7 +167,7 @@ class DataSettings(Section, frozen=True):
     ] = "auto"
     label_separator: Annotated[str | None, About(value="CHARACTER", resume="images")] = None
     corrections: Annotated[
-        File | None, About(also="corrected_labels label_fixes", resume="place")
+        File | None, About(also="corrected_labels label_fixes", resume="images")
     ] = None
     correct_test: bool = False
     predict: Annotated[
@@ -466,7 +466,7 @@ class FitSettings(Section, frozen=True):
     keep_last: Annotated[bool, About(resume="free")] = True
     allow_changes: Annotated[bool, About(resume="free")] = False
     test_after_fit: Annotated[bool, About(resume="free")] = True
-    report: bool = True
+    report: Annotated[bool, About(resume="free")] = True
     checkpoint_every_n_steps: Annotated[Count | None, About(resume="free")] = None
 
     @property

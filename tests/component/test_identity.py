@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from finetune.fitting.resume import Found, Identity, check_has_last, find_run, read_identity
+from finetune.fitting.resume import check_has_last, find_run
+from finetune.runs.facts import Identity
 from finetune.runs.folder import Run
 from finetune.runs.run_dir import RunDir
 from finetune.system.messages import WrongUsage
@@ -22,23 +23,26 @@ def write_run(folder: Path, identity: Identity = PHOTOS, **facts: object) -> Pat
     return folder
 
 
+def found(root: Path, wanted: Identity) -> Path | None:
+    return find_run(root, wanted)[0]
+
+
 def test_it_is_the_newest_of_the_same_data_and_network(tmp_path):
-    assert find_run(tmp_path, ANY) == Found(None, None, {})
+    assert found(tmp_path, ANY) is None
     Run(tmp_path, "fit").choose()  # it has not begun
     first = write_run(tmp_path / "fit/version_2")
     for i, other in ((9, {"chosen": "resnet50", "network": "auto"}), (10, {"place": "/trash"})):
         write_run(tmp_path / f"fit/version_{i}", replace(PHOTOS, **other))
-    assert find_run(tmp_path, ANY).run == tmp_path / "fit/version_10"
-    found = find_run(tmp_path, Identity(place="/photos", network="resnet18"))
-    assert found.run == first
-    assert found.passed_in_words() == (
-        f"{tmp_path}/fit/version_10 is of other data (/trash, not /photos), and 1 older of others, too "
-        "(--resume RUN continues it)"
+    assert found(tmp_path, ANY) == tmp_path / "fit/version_10"
+    run, note = find_run(tmp_path, Identity(place="/photos", network="resnet18"))
+    assert run == first
+    assert note == (
+        f"passed over: {tmp_path}/fit/version_10 is of other data (/trash, not /photos) (--resume RUN continues it)"
     )
     # a network that was chosen is found by its name, and as it was asked for
     for network in ("auto", "resnet50"):
-        assert find_run(tmp_path, Identity(network=network)).run == tmp_path / "fit/version_9"
-    assert find_run(tmp_path, Identity(data_class="finetune.Hotdog")).run is None
+        assert found(tmp_path, Identity(network=network)) == tmp_path / "fit/version_9"
+    assert found(tmp_path, Identity(data_class="finetune.Hotdog")) is None
 
 
 def test_folds_are_found_by_their_number_or_until_they_have_ended(tmp_path):
@@ -46,21 +50,22 @@ def test_folds_are_found_by_their_number_or_until_they_have_ended(tmp_path):
     folds = write_run(tmp_path / "fit/version_1", replace(PHOTOS, folds=2))
     assert [run.path.name for run in RunDir(folds).fits] == ["fold_1", "fold_2"]
     assert RunDir(single).fits == []
-    assert find_run(tmp_path, ANY).run == find_run(tmp_path, Identity(folds=2)).run == folds
-    assert find_run(tmp_path, Identity(folds=3)).run is None
+    assert found(tmp_path, ANY) == found(tmp_path, Identity(folds=2)) == folds
+    assert found(tmp_path, Identity(folds=3)) is None
     RunDir(folds).update(ended="now")
-    assert find_run(tmp_path, ANY).run == single
-    assert find_run(tmp_path, Identity(folds=2)).run == folds
+    assert found(tmp_path, ANY) == single
+    assert found(tmp_path, Identity(folds=2)) == folds
 
 
 def test_what_has_not_ended_goes_on_before_what_has(tmp_path):
     unfinished, finished, killed = (tmp_path / f"fit/version_{i}" for i in range(3))
     write_run(finished, ended="now")
-    assert find_run(tmp_path, ANY) == Found(finished, None, {})
-    (write_run(killed) / "checkpoints/last.ckpt").unlink()
-    assert find_run(tmp_path, ANY) == Found(finished, killed, {})
+    assert found(tmp_path, ANY) == finished
     write_run(unfinished)
-    assert find_run(tmp_path, ANY) == Found(unfinished, None, {})
+    assert found(tmp_path, ANY) == unfinished
+    (write_run(killed) / "checkpoints/last.ckpt").unlink()
+    run, why = find_run(tmp_path, ANY)
+    assert run is None and why == f"that {killed} ended before its first checkpoint"
 
 
 @pytest.mark.parametrize(
@@ -75,9 +80,9 @@ def test_what_has_not_ended_goes_on_before_what_has(tmp_path):
 def test_a_run_without_a_readable_identity_is_none_of_any_data_and_is_named(tmp_path, text):
     run = write_run(tmp_path / "fit/version_0")
     (run / "run.json").write_text(text)
-    found = find_run(tmp_path, ANY)
-    assert read_identity(run) is None and found.run is None
-    assert found.passed_in_words().startswith(f"{run} is without a readable run.json (--resume RUN")
+    found_run, why = find_run(tmp_path, ANY)
+    assert found_run is None
+    assert f"since {run} is without a readable run.json (--resume RUN" in why
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -115,29 +115,6 @@ def test_a_process_group_of_the_program_stays(group_of_one):
     with preserved_process():
         pass
     assert dist.is_initialized()
-
-
-@contextmanager
-def float64_by_default() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("context", "name"),
-    [
-        (torch.autocast("cpu"), "autocast"),
-        (torch.inference_mode(), "inference_mode"),
-        (torch.no_grad(), "no_grad"),
-        (float64_by_default(), "float64"),
-    ],
-)
-def test_fit_within_a_context_that_changes_its_arithmetic_is_refused(colours, context, name):
-    with context, pytest.raises(ValueError, match=name):
-        fit(colours, **QUICK)
 
 
 @pytest.fixture(scope="module")

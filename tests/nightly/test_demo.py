@@ -14,8 +14,7 @@ from finetune.fitting.plan import Plan
 from finetune.runs.metrics_csv import read_metrics
 from finetune.settings.all_commands import DemoSettings
 from finetune.settings.configs import find
-from finetune.settings.layers import Layer
-from finetune.settings.reader import read_config
+from finetune.settings.layers import Layer, read_config
 
 GOLDEN = ROOT / "tests/golden/sample_losses.txt"
 

@@ -27,7 +27,7 @@ from finetune import cli as command_line
 from finetune.api import python_fit
 from finetune.data.decode import decode
 from finetune.fitting import several_fits as fold_fits
-from finetune.fitting.fold_results import write_predictions
+from finetune.fitting.joined_fits import write_predictions
 from finetune.fitting.plan import Plan, read_plan
 from finetune.inference.predictor import Predictor
 from finetune.profiling.time_budget import Costs, measure
@@ -404,12 +404,13 @@ def test_a_refused_resume_of_folds_changes_nothing(copied, change, is_ended):
     assert (copied / "fit/fold_2").exists() == is_ended
 
 
-def test_folds_without_last_ckpt_refuse_more_epochs(copied, plans):
+@pytest.mark.parametrize("longer", [("--epochs", "2"), ("--patience", "3")])
+def test_folds_without_last_ckpt_refuse_to_go_on(copied, plans, longer):
     for fold in fold_runs(copied):
         (fold / "checkpoints/last.ckpt").unlink()
     before = (copied / "config.yaml").read_bytes()
     with pytest.raises(ValueError, match=r"last\.ckpt"):
-        run("fit", "--resume", copied, "--epochs", "2")
+        run("fit", "--resume", copied, *longer)
     assert plans == [] and (copied / "config.yaml").read_bytes() == before
     run("fit", "--resume", copied)
 

@@ -11,7 +11,7 @@ import reference_page
 from finetune.cli import SECTIONS, main
 from finetune.settings.all_commands import COMMANDS
 from finetune.settings.fields import has_flag, settings_of, words_of
-from finetune.settings.reader import read_flags, split_line
+from finetune.settings.layers import split_line
 from finetune.settings.schema import FitSettings
 
 LISTED = [command for commands in SECTIONS.values() for command in commands]
@@ -41,7 +41,7 @@ def test_help_is_one_screen_with_examples_that_are_understood(command, shown):
     assert 1 <= len(examples) <= 3
     for first, *rest in examples:
         is_two = f"{first} {rest[0]}" in COMMANDS if rest else False
-        read_flags(split_line(f"{first} {rest[0]}" if is_two else first, rest[is_two:]))
+        split_line(f"{first} {rest[0]}" if is_two else first, rest[is_two:]).layers()
 
 
 @pytest.mark.parametrize("command", ["fit", "test", "predict", "benchmark"])

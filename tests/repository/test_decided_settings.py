@@ -8,9 +8,9 @@ import pytest
 import yaml
 from paths import ROOT
 
-from finetune.commands.places import layers_of
+from finetune.commands.places import with_places
 from finetune.settings.configs import shipped, to_config
-from finetune.settings.reader import read_flags, split_line
+from finetune.settings.layers import split_line
 
 GOLDEN = yaml.safe_load((ROOT / "tests/golden/settings.yaml").read_text("utf-8"))
 
@@ -26,7 +26,7 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def settings(line: str) -> dict[str, Any]:
     read = split_line("fit", shlex.split(line))
-    layers = layers_of("fit", read_flags(read), read.configs, read.places)
+    layers = with_places(read.layers(), read.places)
     return flat(to_config(layers.parse(layers.kind)))
 
 

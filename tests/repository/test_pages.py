@@ -13,7 +13,7 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 from finetune.settings.all_commands import COMMANDS
 from finetune.settings.configs import shipped
 from finetune.settings.fields import has_flag, is_class, settings_of, words_of
-from finetune.settings.reader import split_line
+from finetune.settings.layers import split_line
 
 LINKING = [
     ROOT / "README.md",

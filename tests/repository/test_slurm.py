@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from finetune.settings.reader import split_line
+from finetune.settings.layers import split_line
 
 SCRIPT = ROOT / "docs/slurm.sh"
 

@@ -12,8 +12,7 @@ from msgspec import inspect
 
 from finetune.settings.configs import config_text
 from finetune.settings.fields import Setting, settings_of
-from finetune.settings.layers import Layer, Layers, replaced
-from finetune.settings.reader import read_config, read_values
+from finetune.settings.layers import Layer, Layers, read_config, read_values, replaced
 from finetune.settings.schema import FitSettings
 from finetune.system.messages import WrongUsage
 

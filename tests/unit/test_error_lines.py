@@ -21,7 +21,6 @@ OUT_OF_MEMORY = [
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
 ]
 OF_LIBRARIES = [
-    (RuntimeError("Early stopping conditioned on metric `x` which\n is not available."), "`x`"),
     (TypeError("`devices` selected with `CPUAccelerator` should be an int > 0."), "`devices`"),
     (
         MisconfigurationException("You requested gpu: [0, 1]\n But your machine only has: [0]"),
@@ -31,7 +30,6 @@ OF_LIBRARIES = [
         RuntimeError("Error(s) in loading state_dict for Classifier:\n\tUnexpected key(s): x"),
         "checkpoint is damaged",
     ),
-    (RuntimeError("Found more than one stateful callback of type `Timer`.\n HINT"), "`Timer`"),
     *((error, "out of GPU memory: a smaller --batch") for error in OUT_OF_MEMORY),
     (
         RuntimeError("Caught OSError in pin memory thread for device 0.\n  a()\nOSError: no card"),

@@ -1,4 +1,8 @@
-"""The results of a cross-validation: those of its folds together, over all images."""
+"""The join of several fits: the networks of folds or members as one checkpoint, and their results.
+
+Each fold was tested on other images, so the result of a cross-validation is that of all its predictions. The members of
+an ensemble are calibrated and tested together.
+"""
 
 import csv
 import logging
@@ -7,17 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pytorch_lightning import Trainer
 
-from finetune.data.datamodule import ImageDataModule
-from finetune.fitting.build import data_arguments
+from finetune.data.datamodule import ImageDataModule, data_arguments
+from finetune.data.loader import end_workers
+from finetune.data.seen import AllSeenError, exclude_seen
+from finetune.fitting.build import build_trainer, closing, one_device
 from finetune.fitting.evaluate import evaluate
-from finetune.fitting.member_results import one_device
 from finetune.fitting.plan import Plan
-from finetune.inference.joined_checkpoint import calibrated_network, join_checkpoints
+from finetune.inference.joined_checkpoint import calibrated_network, join_checkpoints, network_of
+from finetune.runs.best_epoch import num_trials_of_labels
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from finetune.runs.clock import Clock
 from finetune.runs.folder import Run
-from finetune.runs.headline import INTERVAL, headline_of, mean_precision_interval
+from finetune.runs.headline import (
+    INTERVAL,
+    Best,
+    headline_of,
+    mean_precision_interval,
+    validation_headline,
+)
 from finetune.runs.intervals import percent
+from finetune.runs.predictions import AnswersWriter
 from finetune.runs.predictions_table import Predictions
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.result_file import write_result
@@ -25,10 +40,16 @@ from finetune.settings.fields import ClassSettings
 from finetune.settings.layers import Layer, Layers
 from finetune.system.files import replacing
 from finetune.training.calibration import Calibration, read_calibration
-from finetune.training.calibration_fit import with_thresholds
+from finetune.training.calibration_fit import fit_calibration, with_thresholds
+from finetune.training.checkpoint_settings import model_settings
+from finetune.training.classifier import Classifier
 from finetune.training.measure import calibration_error, measure_classes, measure_labels
+from finetune.training.outputs import Outputs, collect
 
 log = logging.getLogger(__name__)
+
+# What run.json takes from the first member: all of them have the same images.
+_OF_IMAGES = ("root", "splits", "lines", "doubts", "first_look", "licence_of_the_weights")
 
 # Shapes: N images, K classes or labels.
 
@@ -50,7 +71,7 @@ def join_folds(
     Returns:
         The calibration of the joined checkpoint, and facts for run.json.
     """
-    predictions = [predictions_of(run) for run in runs]
+    predictions = [_predictions_of(run) for run in runs]
     parts = [read_checkpoint(run.path / "checkpoints" / "best.ckpt") for run in runs]
     calibrations = [read_calibration(part) for part in parts]
     networks = [
@@ -62,16 +83,16 @@ def join_folds(
     forget = Run(plan.settings.trainer.default_root_dir, "fit", folder).forget_best
     AtomicCheckpointIO().save_checkpoint(content, checkpoint, forget)
     write_predictions([run.path for run in runs], folder / "predictions.csv")
-    result = merged_result(runs, joined)
+    result = _merged_result(runs, joined)
     if "test" in data.splits and not data.splits["test"].is_drawn:
         result["test_folder"] = _test_together(folder, plan, checkpoint)
     write_result(folder / "test.json", result)
     headline = headline_of(result)
     _print_result(result, joined.describe(result["class_names"])[1:])
-    return joined, {**merged_about(runs), "test": headline}
+    return joined, {**_merged_about(runs), "test": headline}
 
 
-def predictions_of(run: RunRecord) -> Predictions:
+def _predictions_of(run: RunRecord) -> Predictions:
     """Return the predictions of a fold for the images that it tested.
 
     Raises:
@@ -98,7 +119,7 @@ def _joined_calibration(
     return with_thresholds(joined, p, labels, first.aim)
 
 
-def merged_result(runs: Sequence[RunRecord], joined: Calibration) -> dict[str, Any]:
+def _merged_result(runs: Sequence[RunRecord], joined: Calibration) -> dict[str, Any]:
     """Return test.json of all folds: metrics over all images, and a row for each fold.
 
     The decisions and the calibrated probabilities are those of each fold, whose calibration and thresholds are from its
@@ -111,7 +132,7 @@ def merged_result(runs: Sequence[RunRecord], joined: Calibration) -> dict[str, A
     """
     results = [run.result for run in runs]
     names = results[0]["class_names"]
-    parts = [predictions_of(run) for run in runs]
+    parts = [_predictions_of(run) for run in runs]
     columns = ((part.probabilities, part.labels, part.decided) for part in parts)
     p, labels, decided = map(np.concatenate, zip(*columns, strict=True))
     if parts[0].is_single:
@@ -152,7 +173,7 @@ def _loss(results: Sequence[dict[str, Any]]) -> float:
 
 def _row_of_fold(number: int, run: RunRecord) -> dict[str, Any]:
     """Return the row of a fold in test.json."""
-    predictions = predictions_of(run)
+    predictions = _predictions_of(run)
     row = {
         "fold": number,
         "run": f"fit/{run.path.name}",
@@ -203,44 +224,32 @@ def _rows(path: Path) -> Iterator[list[str]]:
         yield from csv.reader(file)
 
 
-def merged_about(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """Return facts about all folds for run.json.
-
-    Args:
-        runs: The runs of the folds, in order.
-    """
+def _merged_about(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return facts about the images of all folds for run.json."""
     facts = runs[0].facts
     result = runs[0].result
     if "label_counts" in result:
         totals = _sum_of(runs, "label_counts")[:, 1].sum(axis=1).tolist()
     else:
         totals = _sum_of(runs, "confusion_matrix").sum(axis=1).tolist()
-    num_images = sum(len(predictions_of(run).paths) for run in runs)
+    num_images = sum(len(_predictions_of(run).paths) for run in runs)
     counts = dict(zip(result["class_names"], totals, strict=True))
-    images = {"counts": counts, "num_images": num_images}
     num = len(runs)
-    doubts = dict.fromkeys(
-        f"fold {number}: {doubt}"
-        for number, run in enumerate(runs, 1)
-        for doubt in run.facts.doubts
-    )
-    line = f"images: {facts.root}: {num_images:,}, each tested in one of {num} folds"
+    origins = {
+        "train": f"each image in {num - 1} of {num} folds, less validation",
+        "test": f"each image in one of {num} folds",
+    }
+    lines = [line for line in facts.lines if not line.startswith("images:")]
+    images = f"images: {facts.root}: {num_images:,}, each tested in one of {num} folds"
+    doubts = [doubt for run in runs for doubt in run.facts.doubts]
     return {
-        "root": facts.root,
+        **{name: getattr(facts, name) for name in _OF_IMAGES},
         "splits": {
-            "train": {
-                "origin": f"each image in {num - 1} of {num} folds, less validation",
-                **images,
-            },
-            "test": {"origin": f"each image in one of {num} folds", **images},
+            split: {"origin": origin, "counts": counts, "num_images": num_images}
+            for split, origin in origins.items()
         },
-        "lines": [
-            line,
-            *(other for other in facts.lines if not other.startswith("images:")),
-        ],
-        "doubts": list(doubts),
-        "first_look": facts.first_look,
-        "licence_of_the_weights": facts.licence_of_the_weights,
+        "lines": [images, *lines],
+        "doubts": list(dict.fromkeys(doubts)),
     }
 
 
@@ -299,3 +308,100 @@ def _print_result(result: dict[str, Any], thresholds: Sequence[str]) -> None:
         print(f"  {line}")
     if together := headline_of(result.get("test_folder", {})):
         print(f"all folds together on the test folder: {together}")
+
+
+def join_members(
+    folder: Path, plan: Plan, runs: Sequence[RunRecord], data: ImageDataModule
+) -> tuple[Calibration, dict[str, Any]]:
+    """Write the checkpoint of an ensemble, and test it, on one device.
+
+    Args:
+        folder: The folder of the ensemble.
+        plan: Its plan.
+        runs: The runs of its members.
+        data: Their images.
+
+    Returns:
+        The calibration of the mean of the members, fitted on their validation images, and facts for run.json.
+
+    Raises:
+        ValueError: The images have changed since the members were trained.
+    """
+    checkpoints = [read_checkpoint(run.path / "checkpoints" / "best.ckpt") for run in runs]
+    if any(one["finetune"]["data_fingerprint"] != data.fingerprint for one in checkpoints):
+        raise ValueError(
+            f"the images of {data.root} have changed since the members were trained: restore them, or begin a new fit"
+        )
+    unfitted = Calibration.unfitted(data.label_kind, len(data.class_names))
+    networks = [network_of(one) for one in checkpoints]
+    joined = join_checkpoints(checkpoints, networks, unfitted, data.fingerprint)
+    model = Classifier(**model_settings(joined))
+    model.load_state_dict(joined["state_dict"])
+    if plan.settings.threshold is not None:
+        model.aim = model.task.parse_aim(plan.settings.threshold)
+    run = Run(plan.settings.trainer.default_root_dir, "fit", folder)
+    trainer = build_trainer(
+        one_device(plan.settings.trainer, checkpoints[0]),
+        run,
+        plan.config,
+        [Clock(run), AnswersWriter(run)],
+    )
+    calibration = unfitted
+    facts = {name: getattr(runs[0].facts, name) for name in _OF_IMAGES}
+    with closing(trainer, run):
+        if "val" in data.splits and trainer.limit_val_batches != 0:
+            outputs = _validation_outputs(trainer, model, data)
+            calibration = fit_calibration(outputs.logits, outputs.labels, model.aim)
+            epoch = 1 + max(one["epoch"] for one in checkpoints)
+            facts["best"] = _best_of(model, outputs, len(runs), epoch)
+        joined["finetune"]["calibration"] = calibration.as_plain()
+        AtomicCheckpointIO().save_checkpoint(joined, run.checkpoint("best"), run.forget_best)
+        has_test = "test" in data.splits and trainer.limit_test_batches != 0
+        if has_test and plan.settings.test_after_fit:
+            _test(trainer, model, data, joined, run)
+    return calibration, facts
+
+
+def _test(
+    trainer: Trainer, model: Classifier, data: ImageDataModule, joined: dict[str, Any], run: Run
+) -> None:
+    """Test the joined checkpoint, unless its members have seen all test images, which is logged."""
+    try:
+        exclude_seen(data, "test", joined, is_logged=True)
+    except AllSeenError as error:
+        log.warning("not tested: %s", error)
+        return
+    trainer.test(model, datamodule=data, ckpt_path=run.checkpoint("best"), verbose=False)
+
+
+def _best_of(model: Classifier, outputs: Outputs, num_members: int, epoch: int) -> Best:
+    """Return the record of the joined checkpoint, and print its result on the validation images.
+
+    Args:
+        model: The ensemble.
+        outputs: Its outputs for the validation images.
+        num_members: The number of its members.
+        epoch: The latest epoch of a member, counted from one.
+    """
+    num = len(outputs.labels)
+    is_single = outputs.labels.ndim == 1
+    trials = num if is_single else num_trials_of_labels(outputs.labels.sum(0).numpy())
+    score = model.task.score(outputs.logits, outputs.labels)
+    weights = f"{num_members} members"
+    metric = model.task.monitor.partition("/")[2]
+    result = validation_headline(metric, score, num, trials, weights)
+    print(f"all members together: {result.line}", flush=True)
+    why = f"the mean of the {weights}"
+    return Best(epoch=epoch, weights=weights, why=why, result=result)
+
+
+def _validation_outputs(trainer: Trainer, model: Classifier, data: ImageDataModule) -> Outputs:
+    """Return the logits of the members together for the validation images."""
+    model.to(trainer.strategy.root_device).eval()
+    trainer.precision_plugin.convert_module(model)
+    data.trainer = trainer
+    data.setup("validate")
+    try:
+        return collect(trainer, model, data.loader("val", is_limited=True)).own()
+    finally:
+        end_workers()
