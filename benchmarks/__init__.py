@@ -1,1 +1,1 @@
-"""Measurements: `python -m benchmarks.FOLDER`, or `benchmarks.FOLDER.SCRIPT`; the records lie next to the code."""
+"""Measurements of accuracy and speed, next to other tools. docs/benchmarks.md has their results."""

@@ -1,1 +1,1 @@
-"""Code that all benchmarks share: the loop over runs, records in JSON, blocks in documents, a Fashion-MNIST sample."""
+"""Code that all benchmarks share: the loop over runs, the records, and the tables of docs/benchmarks.md."""

@@ -1,1 +1,1 @@
-"""`finetune` next to plain PyTorch, timm, fastai, Ultralytics and transformers, on the same images."""
+"""`finetune` and other tools, each with its own recipe, on the same images and from the same weights."""

@@ -1,160 +1,193 @@
-"""Measure `finetune` next to its peers, on the same images and from the same weights, for benchmarks/NOTEBOOK.md.
+"""Measure accuracy and time of `finetune` and its peers, each with its own recipe, from the same weights.
 
-    pip install -e '.[dev]'
-    python -m benchmarks.peers --root HOTDOG --weights resnet18.pt --timm TIMM [--minutes 60] [--only NAMES]
+    python -m benchmarks.peers --sets SETS --backbone timm/tf_efficientnet_lite0 --weights FOLDER --timm TIMM
+    python -m benchmarks.peers --sets SETS --weights resnet18.pt --timm TIMM
 
-The peers are plain PyTorch, timm's train.py, fastai, Ultralytics and transformers' Trainer, each in an environment of
-its own with the versions of benchmarks/peers/requirements, offline, called as its documentation does. TIMM is a
-checkout of timm at the tag of that version: its scripts are not in the package. Linux only.
-
-The results go to compare.json. Stop at any time, and start again to continue; `--again` repeats the runs that failed.
+SETS holds folders with train/CLASS and test/CLASS. The peers are plain PyTorch, timm's train.py, fastai, Ultralytics
+(ResNet-18 only) and transformers' Trainer, each in an environment of its own with the versions of requirements/,
+offline, called as its documentation does. They train on all of train, and their accuracy is that of the last epoch;
+ours holds out a tenth for validation. TIMM is a checkout of timm at the tag of that version. With OMP_NUM_THREADS=1,
+CPU time can be compared on a machine that does other work. Linux only.
 """
 
-import dataclasses
+import argparse
+import hashlib
 import shlex
+import shutil
+import statistics
+import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.common.documents import ROOT, publish
 from benchmarks.common.driver import Benchmark
-from benchmarks.peers import documents, materials, measure, tools
-from benchmarks.peers.attempts import Workplace, attempt, circumstances, workplace_options
+from benchmarks.common.records import ROOT, Record
+from benchmarks.common.tables import markdown, mean_and_spread
+from benchmarks.peers import materials, measure, tools
+from benchmarks.peers.tools import OURS, RESNET, TOOLS
 
-NUM_EPOCHS = 5
-NUM_REPEATS = 3
-_REPEATS_OF_ALL = 2  # complete jobs of every tool; ours and the two fastest peers have more
-_TRAINED = 50  # images of each of the two classes that the predicting models are trained on
-_PREDICTED = (50, 400)  # images of each of the two classes
+SHOWN = "timm/tf_efficientnet_lite0"  # the network of the table
+OF_ALL = "mean"
 
 
 class Run(NamedTuple):
-    """What identifies a record; the experiments are `job` and `predict`."""
+    """What identifies a record. Without epochs a tool takes its own number."""
 
-    experiment: str
+    set: str
     tool: str
-    setting: str
-    repeat: int
+    epochs: int | None
+    seed: int
+    start: str
 
 
-def fastest_peers(records: Sequence[dict]) -> list[tuple[str, str]]:
-    """Return tools and settings of the peers by the seconds of their first whole job, the fastest first.
-
-    If ours was measured, only jobs on the same machine count.
-    """
-    jobs = [r for r in records if r["experiment"] == "job" and r["repeat"] == 0 and "seconds" in r]
-    places = {r.get("machine") for r in jobs if r["tool"] == "finetune"}
-    theirs = [
-        r for r in jobs if r["tool"] in tools.PEERS and (not places or r.get("machine") in places)
-    ]
-    return [(r["tool"], r["setting"]) for r in sorted(theirs, key=lambda r: r["seconds"])]
-
-
-def plan(records: Sequence[dict]) -> Iterator[Run]:
-    """Yield all runs. In each repeat all tools take turns, so that a slow hour affects all of them."""
-    everybody = [
-        (tool, setting) for tool, (_, settings) in tools.TOOLS.items() for setting in settings
-    ]
-    for repeat in range(NUM_REPEATS):
-        some = [("finetune", "default"), *fastest_peers(records)[:2]]
-        for tool, setting in everybody if repeat < _REPEATS_OF_ALL else some:
-            yield Run("job", tool, setting, repeat)
-    for repeat in range(NUM_REPEATS):
-        yield from (Run("predict", tool, "default", repeat) for tool in tools.PREDICTING)
-
-
-def train(run: Run, place: tools.Place) -> dict:
-    """Return the result of a complete job; repeat k has seed k, so that the accuracies have a spread."""
-    training = tools.Training(run.tool, run.setting, NUM_EPOCHS, run.repeat)
-    command = tools.fit(training, place)
-    done = measure.run(command, tools.variables(place), place.out / "clock.txt")
-    num_images = sum(1 for _ in place.data.glob("train/*/*"))
-    steps = measure.step_times(done["stamps"], NUM_EPOCHS, num_images, tools.BATCH_SIZE)
-    return {
-        **{name: round(done[name], 2) for name in ("seconds", "memory_mb")},
-        "accuracy": round(tools.accuracy(run.tool, place.out, done["output"]), 5),
-        **{name: round(value, 3) for name, value in steps.items()},
-        "command": shlex.join(command),
-    }
-
-
-def predict(tool: str, place: tools.Place, model: Path, folders: dict[int, Path]) -> dict:
-    """Return the seconds to classify few and many images; their difference does not include the start."""
-    seconds = {}
-    for num, folder in folders.items():
-        command = tools.predict(tool, folder, model, place)
-        variables = {**tools.variables(place), "FINETUNE_CACHE": str(place.out / f"cache_{num}")}
-        done = measure.run(command, variables, place.out / "clock.txt")
-        seconds[num] = done["seconds"]
-        shown = shlex.join(command).replace(str(folder), "PICTURES").replace(str(model), "MODEL")
-    (few, short), (many, long) = seconds.items()
-    return {
-        "seconds": round(long, 2),
-        "seconds_few": round(short, 2),
-        "rate": round((many - few) / (long - short), 1),
-        "memory_mb": round(done["memory_mb"], 2),  # of the many
-        "command": shown,
-    }
+def plan(args: argparse.Namespace) -> Iterator[Run]:
+    """Yield all runs, the short ones first; in each seed the tools take turns, so that a slow hour affects all."""
+    names = sorted(folder.name for folder in args.sets.iterdir()) if args.sets else []
+    for seed in range(args.seeds):
+        for is_long in (False, True):
+            for name in names:
+                for tool, (_, epochs, _) in TOOLS.items():
+                    is_missing = tool == "timm" and not args.timm
+                    if not is_missing and (tool != "ultralytics" or args.backbone == RESNET):
+                        yield Run(name, tool, epochs[is_long], seed, args.backbone)
 
 
 class Bench:
-    """Folders of images and models, made when they are first needed."""
+    """The folders of a measurement, made when they are first needed."""
 
-    def __init__(self, root: Path, workplace: Workplace) -> None:
-        self.root = root
-        self.workplace = workplace
-        self.folder = workplace.folder
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self.args = args
+        self.folder = folder
 
-    def images(self, num_train: int | None, num_val: int | None) -> Path:
-        data = self.folder / f"pictures_{num_train}_{num_val}"
-        if not data.exists():
-            materials.write_folder(self.root, data, num_train, num_val)
-        return data
+    def place(self, run: Run) -> tools.Place:
+        """Return where a tool finds everything, with a new folder for its output."""
+        weights = self.args.weights.resolve()
+        forms = self.folder / "weights"
+        if not forms.exists():
+            is_resnet = self.args.backbone == RESNET
+            write = materials.write_weights if is_resnet else materials.write_hub_model
+            write(weights, forms)
+        environments = self.args.environments.resolve()
+        if run.tool not in tools.IN_OUR_ENVIRONMENT:
+            materials.environment(run.tool, environments)
+        (environments / "home").mkdir(parents=True, exist_ok=True)
+        data = self.args.sets.resolve() / run.set
+        if run.tool != OURS:
+            of_peers = self.folder / run.set
+            data = of_peers if of_peers.exists() else materials.write_folder(data, of_peers)
+        place = tools.Place(
+            data=data,
+            out=Path(tempfile.mkdtemp(dir=self.folder)),
+            weights=weights,
+            forms=forms,
+            environments=environments,
+            timm=self.args.timm and self.args.timm.resolve(),
+            backbone=self.args.backbone,
+        )
+        if run.tool == "ultralytics":
+            materials.turn_loggers_off(place.python(run.tool), tools.variables(place))
+        return place
 
-    def measure(self, run: Run) -> dict:
-        """Return the result of a run and its circumstances."""
-        if run.experiment == "job":
-            place = self.workplace.place(run.tool, self.images(None, None))
-            result = attempt(place, lambda place: train(run, place))
-        else:
-            place = self.workplace.place(run.tool, self.images(_TRAINED, _TRAINED))
-            result = attempt(place, lambda place: self.predict(run, place))
-        return {**result, **circumstances(run.tool, place.timm)}
-
-    def predict(self, run: Run, place: tools.Place) -> dict:
-        model = self.folder / f"model_{run.tool}"
-        if not model.exists():
-            there = dataclasses.replace(place, out=Path(tempfile.mkdtemp(dir=self.folder)))
-            command = tools.fit(tools.Training(run.tool, "default", num_epochs=1), there)
-            measure.run(command, tools.variables(there), there.out / "clock.txt")
-            there.out.rename(model)
-        folders = [self.images(0, num) / "val" for num in _PREDICTED]
-        by_num = {sum(1 for _ in folder.glob("*/*")): folder for folder in folders}
-        return predict(run.tool, place, model, by_num)
+    def measure(self, run: Run) -> Record:
+        """Return the result of a run, or as `failed` why there is none, without the folders of this machine."""
+        place = self.place(run)
+        try:
+            return {**train(run, place), **versions(run.tool, place.timm)}
+        except (
+            measure.Failed,
+            subprocess.TimeoutExpired,
+            OSError,
+            LookupError,
+            ValueError,
+        ) as error:
+            # A tool that ends without an error and leaves no result has failed as well.
+            return {"failed": place.hidden(str(error))[:200]}
+        finally:
+            shutil.rmtree(place.out)
 
 
-BENCHMARK = Benchmark(
-    ROOT / "benchmarks/peers/compare.json",
-    Run,
-    plan,
-    lambda records: publish(documents.tables(records)),
-    ("experiment", "tool"),
-)
+def train(run: Run, place: tools.Place) -> Record:
+    """Return accuracy, number of test images, seconds and memory of the complete command."""
+    words = tools.command(run.tool, run.epochs, run.seed, place)
+    done = measure.run(words, tools.variables(place))
+    split = "test" if run.tool == OURS else "val"
+    return {
+        "accuracy": round(tools.accuracy(run.tool, place.out, done["output"]), 5),
+        "num_test": sum(1 for _ in place.data.glob(f"{split}/*/*")),
+        **{name: round(done[name], 2) for name in ("seconds", "cpu_seconds", "memory_mb")},
+        "command": place.hidden(shlex.join(words)),
+    }
+
+
+def versions(tool: str, timm: Path | None) -> Record:
+    """Return the version of a tool."""
+    if tool in tools.IN_OUR_ENVIRONMENT:
+        return {}
+    found = {"version": materials.pins(tool)[tool]}
+    if tool == "timm" and timm:
+        found["train_py_sha256"] = hashlib.sha256((timm / "train.py").read_bytes()).hexdigest()[:12]
+    return found
+
+
+def label(tool: str, epochs: int | None) -> str:
+    """Return the name of a tool with a length in the table."""
+    name = TOOLS[tool][0]
+    if epochs is None:
+        return name
+    if tool == OURS:
+        return f"{name} --epochs {epochs}"
+    return f"{name}, 1 + {epochs - 1} epochs" if tool == "fastai" else f"{name}, {epochs} epochs"
+
+
+def table(records: Sequence[Record]) -> str:
+    """Return accuracy and CPU seconds of each tool and length on each set, and means of those measured on all."""
+    shown = [r for r in records if r["start"] == SHOWN]
+    counts = {r["set"]: r["num_test"] for r in shown}
+    rows = []
+    for tool, (_, lengths, _) in TOOLS.items():
+        for epochs in lengths:
+            found = [r for r in shown if (r["tool"], r["epochs"]) == (tool, epochs)]
+            if found:
+                rows.append([label(tool, epochs), *cells(found, list(counts))])
+    heads = [f"{name}, {num}" for name, num in counts.items()]
+    return markdown(["accuracy, CPU time", *heads, OF_ALL], rows)
+
+
+def cells(records: Sequence[Record], sets: Sequence[str]) -> list[str]:
+    """Return accuracy and CPU seconds on each set, and their means if all are measured."""
+    shown = []
+    accuracies = []
+    for name in sets:
+        found = [r for r in records if r["set"] == name]
+        values = [r["accuracy"] for r in found]
+        if not found:
+            shown.append("–")
+            continue
+        text = f"{values[0]:.3f}" if len(values) == 1 else mean_and_spread(values, 3)
+        seconds = statistics.fmean(r["cpu_seconds"] for r in found)
+        shown.append(f"{text}, {seconds:.0f} s")
+        accuracies.append(statistics.fmean(values))
+    is_complete = len(accuracies) == len(sets)
+    return [*shown, f"{statistics.fmean(accuracies):.3f}" if is_complete else "–"]
+
+
+BENCHMARK = Benchmark("peers", Run, table)
 
 
 def main() -> None:
     parser = BENCHMARK.parser(__doc__)
-    parser.add_argument("--root", type=Path, help="folder with train/CLASS and test/CLASS")
-    workplace_options(parser)
+    parser.add_argument("--sets", type=Path, help="folder with sets of train/CLASS and test/CLASS")
+    parser.add_argument("--backbone", default=RESNET, help="or timm/NAME")
+    parser.add_argument("--weights", type=Path, help="state dict, or folder of a network of timm")
+    parser.add_argument("--timm", type=Path, help="checkout of timm; without it timm is skipped")
+    parser.add_argument("--environments", type=Path, default=ROOT / "benchmarks/.environments")
+    parser.add_argument("--seeds", type=int, default=1)
     args = parser.parse_args()
-    if not args.document and not (args.root and args.weights):
-        parser.error("--root and --weights are needed to measure")
+    if not args.document and not (args.sets and args.weights):
+        parser.error("--sets and --weights are needed to measure")
     with tempfile.TemporaryDirectory() as folder:
-        bench = None if args.document else Bench(args.root.resolve(), Workplace.of(args, folder))
-        BENCHMARK.main(
-            args, lambda run: bench.measure(run), lambda run: run.tool != "timm" or bool(args.timm)
-        )
+        BENCHMARK.main(args, plan(args), Bench(args, Path(folder)).measure)
 
 
 if __name__ == "__main__":

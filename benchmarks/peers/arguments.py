@@ -13,8 +13,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--epochs", type=int, default=5)
     made.add_argument("--batch_size", type=int, default=64)
     made.add_argument("--image_size", type=int, default=128)
-    made.add_argument("--seed", type=int, help="without it, what the tool does by itself")
-    made.add_argument("--best", action="store_true")
+    made.add_argument("--seed", type=int, default=0)
     made.add_argument(
         "--weights", help="folder with config.json and model.safetensors of a network of timm"
     )

@@ -55,24 +55,13 @@ def turn_loggers_off(python: str, variables: Mapping[str, str]) -> None:
     )
 
 
-def write_folder(root: Path, to: Path, num_train: int | None, num_val: int | None) -> Path:
-    """Link the first images of each class: train/CLASS as it is, test/CLASS as val/CLASS.
-
-    Args:
-        root: Folder with train/CLASS and test/CLASS.
-        to: Where the folder is made.
-        num_train: Training images of each class; None for all.
-        num_val: The same for those that each tool evaluates with.
-    """
-    for split, new, num in (("train", "train", num_train), ("test", "val", num_val)):
-        for source in sorted(p for p in (root / split).iterdir() if p.is_dir()):
-            folder = to / new / source.name
-            folder.mkdir(parents=True)
-            images = sorted(source.iterdir())
-            if num is not None and len(images) < num:
-                raise ValueError(f"{source} has {len(images)} images, {num} are needed")
-            for image in images[:num]:
-                os.symlink(image.resolve(), folder / image.name)
+def write_folder(root: Path, to: Path) -> Path:
+    """Link the images of a set as the peers read it: train/CLASS as it is, test/CLASS as val/CLASS."""
+    for split, name in (("train", "train"), ("test", "val")):
+        for image in sorted((root / split).glob("*/*")):
+            link = to / name / image.parent.name / image.name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(image.resolve(), link)
     return to
 
 

@@ -1,9 +1,7 @@
-"""Runs a command and measures it from outside: seconds, peak memory of all its processes, and its optimizer steps."""
+"""Runs a command and measures it from outside: seconds, CPU seconds and peak memory of all its processes."""
 
-import itertools
 import os
 import signal
-import statistics
 import subprocess
 import tempfile
 import threading
@@ -11,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-CLOCK = Path(__file__).with_name("clock")
 _LIMIT = 3600  # seconds
 
 
@@ -55,27 +52,24 @@ def watch_memory(pid: int, ended: threading.Event, peak: list[int]) -> None:
         pause = max(0.5, 50 * (time.thread_time() - began))
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> dict:
-    """Run a command and return its `seconds`, `cpu_seconds`, `memory_mb`, `output` and `stamps`.
+def run(command: Sequence[str], environment: Mapping[str, str]) -> dict:
+    """Run a command and return its `seconds`, `cpu_seconds` and `memory_mb`, of all its processes, and its `output`.
 
     Args:
         command: Program and arguments.
         environment: Variables in addition to those of this process.
-        log: Where the clock writes; must not exist.
-
-    Returns:
-        `cpu_seconds` is the processor time of all its processes. `stamps` are the seconds from the command to the end
-        of each optimizer step.
     """
-    path = os.pathsep.join(filter(None, [str(CLOCK), os.environ.get("PYTHONPATH")]))
-    variables = {**os.environ, **environment, "PYTHONPATH": path, "COMPARE_CLOCK": str(log)}
     ended, peak = threading.Event(), [0]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         began = time.monotonic()
         cpu_before = cpu_of_children()
         # A session of its own, so that all its processes can be stopped.
         process = subprocess.Popen(
-            command, env=variables, stdout=out, stderr=errors, start_new_session=True
+            command,
+            env={**os.environ, **environment},
+            stdout=out,
+            stderr=errors,
+            start_new_session=True,
         )
         watcher = threading.Thread(target=watch_memory, args=(process.pid, ended, peak))
         watcher.start()
@@ -96,37 +90,9 @@ def run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> di
     if code:
         lines = "\n".join(texts).strip().splitlines()
         raise Failed(lines[-1].strip() if lines else f"exit code {code}")
-    stamps = [float(line) - began for line in log.read_text().splitlines()] if log.exists() else []
     return {
         "seconds": seconds,
         "cpu_seconds": cpu_of_children() - cpu_before,
         "memory_mb": peak[0] / 2**20,
         "output": texts[0],
-        "stamps": stamps,
     }
-
-
-def step_times(
-    stamps: Sequence[float], num_epochs: int, num_images: int, batch_size: int
-) -> dict[str, float]:
-    """Return the seconds to the end of the first step, and those of a later epoch.
-
-    Args:
-        stamps: Seconds from the command to the end of each step.
-        num_epochs: The steps are evenly divided among these.
-        num_images: Images to train with; a peer may skip an incomplete batch.
-        batch_size: Images in a full batch.
-
-    Returns:
-        `first_step`, and `later_seconds`: the median over the epochs after the first, each from the last step of the
-        epoch before to its own last step, so with the evaluation and the checkpoint in between.
-    """
-    steps, rest = divmod(len(stamps), num_epochs)
-    full, part = divmod(num_images, batch_size)
-    if rest or not steps or steps not in (full, full + bool(part)):
-        raise Failed(
-            f"{len(stamps)} optimizer steps are not {num_epochs} epochs of {num_images} images"
-        )
-    ends = stamps[steps - 1 :: steps]
-    later = statistics.median(end - start for start, end in itertools.pairwise(ends))
-    return {"first_step": stamps[0], "later_seconds": later}

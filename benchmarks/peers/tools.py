@@ -1,43 +1,39 @@
-"""The command of each tool, with its defaults and with the best that it offers on a CPU, and where its result is."""
+"""The command of each tool with its own recipe, and where its accuracy is."""
 
 import csv
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks.common.records import PROGRAM
 
 HERE = Path(__file__).parent
-BATCH_SIZE, IMAGE_SIZE = 64, 128
+IMAGE_SIZE = 128
 RESNET = "resnet18"
+OURS = "finetune"
 
-# tool: (its name in a table, its settings)
-TOOLS = {
-    # chooses precision, layout, workers and cache by itself
-    "finetune": ("finetune fit", ("default",)),
-    "plain": ("plain PyTorch", ("default", "best")),
-    "timm": ("timm train.py", ("default", "best")),
-    "fastai": ("fastai", ("default", "best")),
-    "ultralytics": ("Ultralytics classify", ("default", "best")),
-    "transformers": ("transformers Trainer", ("default", "best")),
+# tool: its name in the table, its numbers of epochs (the first is short), and its own batch size. None is the default.
+TOOLS: dict[str, tuple[str, tuple[int | None, ...], int]] = {
+    OURS: ("finetune fit", (5, None), 32),
+    "plain": ("plain PyTorch", (5, 20), 64),
+    "timm": ("timm train.py", (5, 20), 128),
+    "fastai": ("fastai", (5, 20), 64),
+    "ultralytics": ("Ultralytics classify", (5, 20), 16),
+    "transformers": ("transformers Trainer", (3, 20), 8),
 }
-PEERS = tuple(TOOLS)[1:]
-OF_OURS = ("finetune", "plain")  # run in our own environment
-PREDICTING = ("finetune", "timm", "fastai")
-_BEST = {
-    "plain": "--best",
-    "fastai": "--best",
-    "transformers": "--best",
-    "timm": "--amp --amp-dtype bfloat16 --channels-last --workers 2 --warmup-epochs 1",
-    "ultralytics": "cache=ram workers=2",  # its bf16 is for CUDA only, and it has no channels last
+IN_OUR_ENVIRONMENT = (OURS, "plain")
+# Workers where there is an option, two for two cores. timm: a tenth of the rate from scratch, as its author advises for
+# a new head (huggingface/pytorch-image-models#25), and a warm-up that is shorter than the shortest run.
+_OPTIONS = {
+    "plain": "--seed {}",
+    "timm": "--lr-base 0.01 --warmup-epochs 1 --workers 2 --seed {}",
+    "fastai": "--seed {}",
+    "ultralytics": "workers=2 seed={}",
+    "transformers": "--workers 2 --seed {}",
 }
-_SEED = {"finetune": "--seed_everything {}", "ultralytics": "seed={}"}  # the others: --seed
-# tool: (file, column) of the accuracy of each epoch; the others print it
+# tool: file and column of the accuracy of each epoch; the others print it
 _ACCURACIES = {
-    "finetune": ("fit/version_0/metrics.csv", "val/accuracy"),
     "timm": ("run/summary.csv", "eval_top1"),
     "ultralytics": ("run/results.csv", "metrics/accuracy_top1"),
 }
@@ -47,20 +43,18 @@ _ACCURACIES = {
 class Place:
     """Paths that a command names."""
 
-    data: Path  # train/CLASS and val/CLASS
+    data: Path  # train/CLASS and, for the peers, val/CLASS
     out: Path  # of this run alone
     weights: Path  # a state dict of ResNet-18, or the folder of a network of timm
-    forms: Path  # the same weights as the peers read them, by materials.write_weights
+    forms: Path  # the same weights as the peers read them
     environments: Path
-    timm: Path | None  # a checkout of timm with train.py and inference.py
+    timm: Path | None  # a checkout of timm with train.py
     backbone: str = RESNET  # or timm/NAME
 
-    @property
-    def is_resnet(self) -> bool:
-        return self.backbone == RESNET
-
     def python(self, tool: str) -> str:
-        return sys.executable if tool in OF_OURS else str(self.environments / tool / "bin/python")
+        if tool in IN_OUR_ENVIRONMENT:
+            return sys.executable
+        return str(self.environments / tool / "bin/python")
 
     def hidden(self, text: str) -> str:
         """Return a text without the names of this machine's folders."""
@@ -72,15 +66,6 @@ class Place:
         for path in sorted(names, key=len, reverse=True):
             text = text.replace(path, names[path])
         return text
-
-
-class Training(NamedTuple):
-    """A training run; without a seed the tool takes its own."""
-
-    tool: str
-    setting: str
-    num_epochs: int
-    seed: int | None = None
 
 
 def variables(place: Place) -> dict[str, str]:
@@ -100,42 +85,24 @@ def variables(place: Place) -> dict[str, str]:
     }
 
 
-def fit(training: Training, place: Place) -> list[str]:
-    """Return the command that trains."""
-    tool = training.tool
-    more: list[str] = []
-    if training.seed is not None:
-        more += _SEED.get(tool, "--seed {}").format(training.seed).split()
-    if tool == "finetune":
-        common = f"fit --config image_folder.yaml --data.image_size {IMAGE_SIZE} "
-        common += f"--data.batch_size {BATCH_SIZE} --test_after_fit false "
-        common += f"--trainer.max_epochs {training.num_epochs}"
-        places = ["--data.root", place.data, "--model.weights", place.weights]
-        places += ["--trainer.default_root_dir", place.out]
-        return [PROGRAM, *common.split(), *more, *map(str, places)]
-    if training.setting == "best":
-        more += _BEST[tool].split()
-    return fit_peer(tool, training.num_epochs, BATCH_SIZE, more, place)
-
-
-def fit_peer(
-    tool: str, epochs: int, batch_size: int, more: Sequence[str], place: Place
-) -> list[str]:
-    """Return the command by which a peer trains the same network from the same weights.
-
-    `more` are further options. Ultralytics has ResNet-18 only.
-    """
+def command(tool: str, epochs: int | None, seed: int, place: Place) -> list[str]:
+    """Return the command by which a tool trains the network from the weights. Ultralytics has ResNet-18 only."""
+    if tool == OURS:
+        words = [PROGRAM, "fit", place.data, "--size", IMAGE_SIZE, "--seed", seed]
+        words += ["--epochs", epochs] if epochs else []
+        words += ["--backbone", place.backbone, "--weights", place.weights, "--out", place.out]
+        return [str(word) for word in words]
+    more = _OPTIONS[tool].format(seed).split()
     python = place.python(tool)
+    batch_size = TOOLS[tool][2]
     if tool == "timm":
         num_classes = len(list((place.data / "train").iterdir()))
-        network = place.backbone.removeprefix("timm/")
-        common = f"--model {network} --pretrained --num-classes {num_classes} --device cpu "
-        common += f"--input-size 3 {IMAGE_SIZE} {IMAGE_SIZE} --batch-size {batch_size} "
-        common += f"--epochs {epochs} --experiment run"
-        if place.is_resnet:
+        common = f"--model {place.backbone.removeprefix('timm/')} --pretrained --device cpu "
+        common += f"--num-classes {num_classes} --input-size 3 {IMAGE_SIZE} {IMAGE_SIZE} "
+        common += f"--batch-size {batch_size} --epochs {epochs} --experiment run"
+        weights = place.weights / "model.safetensors"
+        if place.backbone == RESNET:
             weights = place.forms / "torch/hub/checkpoints/resnet18-f37072fd.pth"
-        else:
-            weights = place.weights / "model.safetensors"
         places = ["--data-dir", place.data, "--output", place.out, "--pretrained-path", weights]
         return [python, f"{place.timm}/train.py", *common.split(), *more, *map(str, places)]
     if tool == "ultralytics":
@@ -147,28 +114,16 @@ def fit_peer(
     places = ["--data", place.data, "--out", place.out]
     if tool == "transformers":
         places += ["--weights", place.forms / "hub_model"]
-    elif not place.is_resnet:
+    elif place.backbone != RESNET:
         places += ["--weights", place.weights]
     return [python, str(HERE / f"{tool}_peer.py"), *common.split(), *more, *map(str, places)]
 
 
-def predict(tool: str, images: Path, model: Path, place: Place) -> list[str]:
-    """Return the command that classifies a folder of images by what `fit` wrote to `model`."""
-    if tool == "finetune":
-        checkpoint = next(model.glob("fit/version_0/checkpoints/last.ckpt"))
-        places = ["--ckpt_path", checkpoint, "--data.predict", images]
-        return [PROGRAM, "predict", *map(str, places), "--trainer.default_root_dir", str(place.out)]
-    if tool == "timm":
-        common = f"--model resnet18 --num-classes 2 --input-size 3 {IMAGE_SIZE} {IMAGE_SIZE} --device cpu --fullname"
-        places = ["--data-dir", images, "--checkpoint", model / "run/last.pth.tar"]
-        program = [place.python(tool), f"{place.timm}/inference.py", *common.split()]
-        return [*program, *map(str, places), "--results-dir", str(place.out)]
-    script = str(HERE / "fastai_peer.py")
-    return [place.python(tool), script, "--predict", str(images), "--out", str(model)]
-
-
 def accuracy(tool: str, out: Path, output: str) -> float:
-    """Return the accuracy of the last epoch as the tool itself measured it."""
+    """Return the accuracy on the test images: ours of the kept checkpoint, a peer's of its last epoch."""
+    if tool == OURS:
+        test = json.loads((out / "fit/version_0/test.json").read_text("utf-8"))
+        return test["test/accuracy"]
     if tool not in _ACCURACIES:
         return json.loads(output.strip().splitlines()[-1])["accuracy"]
     file, column = _ACCURACIES[tool]

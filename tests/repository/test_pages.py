@@ -19,7 +19,6 @@ LINKING = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "llms.txt",
-    ROOT / "benchmarks/NOTEBOOK.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 PAGES = [*LINKING, *sorted((ROOT / "configs").glob("*.yaml")), ROOT / "docs/skypilot.yaml"]
@@ -97,7 +96,8 @@ KNOWN = {name for kind in SECTIONS for name in (*settings_of(kind), *words_of(ki
 # of all commands, `docker`, `curl`, `tar` and TensorBoard, and settings of classes
 KNOWN |= {"help", "version", "config", "print_config", "decided", "data"}
 KNOWN |= {"trainer.callbacks"}  # of a script with a LightningCLI
-KNOWN |= {"data-binary", "dereference", "hard-dereference", "logdir", "shm-size"}
+KNOWN |= {"backend-store-uri", "data-binary", "dereference", "hard-dereference", "logdir"}
+KNOWN |= {"model.scheduler.step_size", "shm-size"}
 
 
 def options_in(text: str) -> set[str]:

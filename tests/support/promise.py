@@ -25,7 +25,7 @@ _HEADER = """# Promises and their tests
 
 `make test` runs the quick tests. `make test-all` runs those in full, too. A control is a deliberate mistake
 that a test of the promise must find. `pytest --promise ID` runs the tests of one promise. `make chaos` tries thousands
-of faults, see [reliability](reliability.md).
+of kills, damaged files and hostile requests.
 
 """
 

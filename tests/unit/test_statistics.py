@@ -178,7 +178,7 @@ def test_the_interval_of_a_map_covers_the_true_value(monkeypatch, num, share, sh
         num_trials = num_trials_of_labels(labels.sum(axis=0))
         low, high = wilson(value * num_trials, num_trials)
         approximate_hits += low <= truth <= high
-    # docs/labels.md states at least 91 of 100; two standard errors are 6
+    # docs/multi-label.md states at least 91 of 100; two standard errors are 6
     assert hits >= 86
     # the control: the approximation, where its assumptions do not hold
     assert (approximate_hits < 86) == (num != 100)

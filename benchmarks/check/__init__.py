@@ -1,1 +1,0 @@
-"""Planted faults that `finetune check` finds, and wrong labels that a review shows first."""

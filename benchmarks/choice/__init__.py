@@ -1,1 +1,0 @@
-"""How good the network is that `finetune fit --backbone auto` chooses."""

@@ -1,1 +1,0 @@
-"""The rate of loading images."""

@@ -1,1 +1,0 @@
-"""The defaults of `finetune fit` next to a logistic regression on frozen features, from strong and weak weights."""

@@ -1,1 +1,0 @@
-"""Exported files next to the network that they were made of: accuracy, rates, sizes."""

@@ -1,1 +1,0 @@
-"""The speed of one GPU: training steps alone, and complete jobs."""

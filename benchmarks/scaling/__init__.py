@@ -1,1 +1,0 @@
-"""Every way of using several devices: measured, modelled, drawn."""

@@ -1,1 +1,0 @@
-"""A service under load, and under attack."""
