@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick-tests test-all chaos options lint docker lock
+.PHONY: demo test quick-tests test-all chaos options docs lint docker lock
 
 demo: .venv/package
 	$(BIN)/finetune demo
@@ -31,6 +31,10 @@ chaos: .venv/installed
 # docs/reference.md, from the settings.
 options: .venv/installed
 	$(BIN)/python tools/reference_page.py
+
+# The documentation as a searchable site in site/; fails if a link leads nowhere. It opens from the disk: site/index.html.
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lint: .venv/installed
 	$(BIN)/ruff check .

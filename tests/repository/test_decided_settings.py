@@ -58,5 +58,5 @@ def test_each_line_of_the_docs_is_held():
     lines = {
         " ".join(line.split()) for line in re.findall(r"^ *finetune fit ([^`|#\n]*)", text, re.M)
     }
-    local = {line for line in lines if "://" not in line and line[0] not in "/\""}
+    local = {line for line in lines if "://" not in line and line[0] not in '/"'}
     assert local | {f"--config {name}" for name in shipped()} <= GOLDEN.keys() and len(local) > 15
