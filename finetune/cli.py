@@ -16,8 +16,8 @@ from typing import Any
 
 from finetune import __version__
 from finetune.distributed.ranks import drop_stale_ranks, end_with_rank_zero
-from finetune.system import openmp
 from finetune.system.interpreter import install_unraisable_hook, without_gc
+from finetune.system.machine import sleep_at_once, sleep_soon
 from finetune.system.messages import did_you_mean, shown
 from finetune.system.terminal import (
     colored,
@@ -167,7 +167,7 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
     elif command in ("-V", "--version", "version"):
         print(f"finetune {__version__}")
     elif _is_decided(arguments):
-        openmp.sleep_soon()
+        sleep_soon()
         _import("finetune.fitting.decide:run_decided")(arguments[2])
     elif any(command in commands for commands in SECTIONS.values()):
         num_words = 2 if list(arguments[:2]) == ["runs", "rm"] else 1
@@ -206,9 +206,9 @@ def _run_command(command: str, arguments: Sequence[str], began: float) -> None:
         print(layers.printed(), end="")
         return
     if command in ("fit", "benchmark"):
-        openmp.sleep_soon()
+        sleep_soon()
     else:
-        openmp.sleep_at_once()
+        sleep_at_once()
     function = _import(COMMANDS[command].function)
     if line.has_configs:
         function(layers, [command, *arguments], began)

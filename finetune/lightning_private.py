@@ -1,7 +1,6 @@
 """The private names of PyTorch Lightning that this package uses, one function each.
 
-Private names may change with any release. No other module uses them, except that `commands/` overrides private methods
-of LightningCLI. All functions are written for Lightning 2.6. Review them before you raise that version.
+Private names may change with any release, and no other module uses them. All functions are written for Lightning 2.6.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,15 +24,6 @@ def _return_false(*args: Any) -> bool:
 
 
 # Processes and signals
-
-
-def has_auto_requeue(trainer: "pl.Trainer") -> bool:
-    """Return whether Lightning puts a stopped SLURM job back into the queue.
-
-    The Trainer has no public name for its cluster environment.
-    """
-    environment = trainer._accelerator_connector.cluster_environment
-    return getattr(environment, "auto_requeue", False)
 
 
 def disable_signal_handlers(trainer: "pl.Trainer") -> None:

@@ -34,8 +34,8 @@ from finetune.data.listing import ScanOptions
 from finetune.data.tables.table_columns import parse_columns
 from finetune.reports.check_page import write_json, write_lists, write_page
 from finetune.settings.all_commands import CheckSettings
-from finetune.system import openmp
 from finetune.system.files import check_target
+from finetune.system.machine import sleep_at_once
 from finetune.system.messages import WrongUsage, as_wrong_usage, counted, is_bug, reason, shown
 from finetune.system.progress import track
 
@@ -164,7 +164,7 @@ def label_network(
         image_size = preparation["image_size"]
     if weights is None:
         return None
-    openmp.sleep_at_once()
+    sleep_at_once()
     import torch  # takes seconds
 
     from finetune.features.image_features import FeatureNetwork, Features

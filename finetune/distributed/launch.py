@@ -6,7 +6,6 @@ Without it each process would train by itself.
 import os
 from typing import Any
 
-import torch
 from pytorch_lightning.plugins.environments import (
     ClusterEnvironment,
     LightningEnvironment,
@@ -14,12 +13,10 @@ from pytorch_lightning.plugins.environments import (
     TorchElasticEnvironment,
 )
 
-from finetune.system.machine import num_cores
-from finetune.system.messages import WrongUsage, counted
+from finetune.system.messages import WrongUsage
 
 # srun sets this variable. A batch script that does not use srun has only SLURM_NTASKS, the tasks of the job.
 _SRUN_TASKS = "SLURM_STEP_NUM_TASKS"
-_PROCESSES_PER_CORE = 8  # at most; more of them only compete for the cores
 
 
 def cluster_environment() -> list[ClusterEnvironment]:
@@ -82,42 +79,11 @@ def num_processes(devices: Any, num_nodes: int) -> tuple[Any, int]:
     return int(per_node) if devices == "auto" else devices, int(nodes)
 
 
-def check_num_processes(devices: Any, accelerator: Any, setting: str = "trainer.devices") -> None:
-    """Make sure that the processes on a CPU are not far more than its cores, before any is started.
-
-    Args:
-        devices: The user's `trainer.devices`.
-        accelerator: The user's `trainer.accelerator`.
-        setting: The full name of the setting.
-
-    Raises:
-        WrongUsage: There are more than 8 for each core.
-    """
-    most = _PROCESSES_PER_CORE * num_cores()
-    if not str(devices).isdigit() or int(devices) <= most:
-        return
-    is_on_cpu = accelerator == "cpu" or (
-        accelerator == "auto" and not torch.accelerator.is_available()
-    )
-    if is_on_cpu:
-        raise WrongUsage(
-            f"{devices}: at most {most} processes on {counted(num_cores(), 'CPU core')}, "
-            f"{_PROCESSES_PER_CORE} for each",
-            setting,
-        )
-
-
 def has_launcher() -> bool:
     """Return whether torchrun or srun has started this process, even if it is the only one."""
     return TorchElasticEnvironment.detect() or (
         SLURMEnvironment.detect() and _SRUN_TASKS in os.environ
     )
-
-
-def is_launched() -> bool:
-    """Return whether torchrun or srun has started several processes, and this is one of them."""
-    tasks = int(os.environ.get(_SRUN_TASKS, 1)) if SLURMEnvironment.detect() else 1
-    return tasks > 1 or (TorchElasticEnvironment.detect() and int(os.environ["WORLD_SIZE"]) > 1)
 
 
 def count_devices(devices: Any) -> int | None:

@@ -43,15 +43,12 @@ def end_with_rank_zero() -> None:
 
     On rank 0 the thread watches the program that has started the fit, if there is one.
     """
-    rank_zero = os.environ.get(_RANK_ZERO)
-    parent = os.environ.get(PARENT, "")
-    if rank_zero is not None and os.environ.get("LOCAL_RANK", "0") != "0":
+    is_rank_zero = os.environ.get("LOCAL_RANK", "0") == "0"
+    watched = os.environ.get(PARENT if is_rank_zero else _RANK_ZERO, "")
+    # a child of the program has inherited the variable
+    if watched and (not is_rank_zero or watched == str(os.getppid())):
         threading.Thread(
-            target=_end_after, args=(int(rank_zero),), name="end-with-first", daemon=True
-        ).start()
-    elif parent == str(os.getppid()):  # otherwise a child of the program has inherited the variable
-        threading.Thread(
-            target=_end_after, args=(int(parent),), name="end-with-parent", daemon=True
+            target=_end_after, args=(int(watched),), name="end-with-parent", daemon=True
         ).start()
 
 
@@ -69,8 +66,7 @@ def take_over(trainer: "pl.Trainer") -> None:
         if not launcher.cluster_environment.creates_processes_externally:
             os.environ[_RANK_ZERO] = str(os.getpid())
         lightning_private.set_process_observer(_observe)
-    if not lightning_private.has_auto_requeue(trainer):
-        lightning_private.disable_signal_handlers(trainer)
+    lightning_private.disable_signal_handlers(trainer)
 
 
 def _observe(processes: list[subprocess.Popen]) -> None:
@@ -86,20 +82,18 @@ def _observe(processes: list[subprocess.Popen]) -> None:
                 return
             time.sleep(0.5)
         rank = next(i for i, code in enumerate(codes, 1) if code)
-        if (code := codes[rank - 1]) in _STOPPED:
-            if ending.wait(_TIME_TO_STOP):
+        code = codes[rank - 1]
+        was_stopped = code in _STOPPED
+        if ending.wait(_TIME_TO_STOP if was_stopped else _GRACE):
+            if was_stopped:
                 return
-            write_line(
-                f"finetune: error: process {rank} was stopped, and this one would wait for it for ever"
-            )
-            os._exit(code)
-        if ending.wait(_GRACE):
             time.sleep(_TIME_TO_STOP)  # in which it writes pending files and reports its own error
+        what = "was stopped" if was_stopped else f"ended with code {code}"
         write_line(
-            f"finetune: error: process {rank} ended with code {code}, and this one cannot continue without it"
+            f"finetune: error: process {rank} {what}, and this one cannot continue without it"
         )
         kill_children()
-        os._exit(1)
+        os._exit(code if was_stopped else 1)
 
     threading.Thread(target=run, name="observe-processes", daemon=True).start()
 

@@ -74,40 +74,27 @@ def install_stop_at_once() -> None:
         signal.signal(signum, stop_at_once)
 
 
-def stop_if_asked(seconds: float = 0.0) -> None:
-    """Stop now if a `SignalFlag` has received a signal. For code after which the next step may take long to come.
-
-    It does nothing in a fit with several processes, since the other ranks would wait for this one.
-
-    Args:
-        seconds: Time since the signal, before which this does nothing.
-
-    Raises:
-        Interrupted: A signal was received.
-    """
-    for signum in stop_signals():
-        flag = getattr(signal.getsignal(signum), "__self__", None)
-        if not isinstance(flag, SignalFlag) or not flag.received or flag.is_joined:
-            continue
-        if time.monotonic() - flag.received_at >= seconds:
-            raise Interrupted(flag.received)
-
-
 def handle_signals_while_waiting() -> None:
     """Handle signals while the next step waits for a server. To be called repeatedly.
 
     The handlers of blocked signals run, too: signals are blocked while workers start, which is when the first images
     are read. If the next step comes within `_PATIENCE` seconds of a signal, the fit stops after it and saves a
-    checkpoint. Otherwise the steps since the last checkpoint are lost.
+    checkpoint. Otherwise the steps since the last checkpoint are lost. In a fit with several processes nothing is done,
+    since the other ranks would wait for this one.
 
     Raises:
         Interrupted: A signal was received, and the step has not come in time.
     """
-    if not stop_signals():  # not the main thread
+    signums = stop_signals()
+    if not signums:  # not the main thread
         return
     before = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    stop_if_asked(_PATIENCE)
+    flag = getattr(signal.getsignal(signums[0]), "__self__", None)
+    if not isinstance(flag, SignalFlag) or not flag.received or flag.is_joined:
+        return
+    if time.monotonic() - flag.received_at >= _PATIENCE:
+        raise Interrupted(flag.received)
 
 
 class StopAtOnce(pl.Callback):

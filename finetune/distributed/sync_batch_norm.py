@@ -77,14 +77,14 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
     ) -> tuple[Tensor, ...]:
-        values = _at_least_float32(x)
-        num = x.numel() // x.size(1)
+        values = x if x.dtype == torch.float64 else x.float()
         C = x.size(1)
-        variance, mean = (
-            torch.var_mean(values, _all_but_channels(x), correction=0)
-            if num
-            else values.new_zeros(2, C)
-        )
+        num = x.numel() // C
+        if num:
+            but_channels = [0, *range(2, x.dim())]
+            variance, mean = torch.var_mean(values, but_channels, correction=0)
+        else:
+            variance, mean = values.new_zeros(2, C)
         # No operation here synchronizes GPU and CPU: `num` is filled in on the device instead of copied to it.
         part = torch.cat([mean, num * variance, mean.new_full((1,), num)])
         parts = part.new_empty(dist.get_world_size(group), len(part))
@@ -144,6 +144,9 @@ class _Normalize(torch.autograd.Function):
         return dx, weight_gradient, bias_gradient, None, None
 
 
+_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SharedBatchNorm)
+
+
 def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = ()) -> None:
     """Replace each batch norm by one with the statistics of the global batch. Parameters and buffers stay the same.
 
@@ -158,41 +161,18 @@ def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = ()) 
         if any(child is module for module in except_in):
             continue
         if isinstance(child, _BatchNorm):
-            shared = _replacement_class(child)(
-                child.num_features,
-                child.eps,
-                child.momentum,
-                child.affine,
-                child.track_running_stats,
-            )
-            shared._parameters = child._parameters
-            shared._buffers = child._buffers
-            shared._modules = child._modules
-            shared.training = child.training
+            shared_class = _shared_class(child)
+            shared = shared_class.__new__(shared_class)
+            shared.__dict__ = child.__dict__
             setattr(network, name, shared)
         else:
             share_statistics(child, except_in)
 
 
-def _replacement_class(norm: nn.Module) -> type[SharedBatchNorm]:
-    if type(norm) in (
-        nn.BatchNorm1d,
-        nn.BatchNorm2d,
-        nn.BatchNorm3d,
-        nn.SyncBatchNorm,
-        SharedBatchNorm,
-    ):
+def _shared_class(norm: nn.Module) -> type[SharedBatchNorm]:
+    if type(norm) in _PLAIN:
         return SharedBatchNorm
-    if type(norm) is SharedBatchNormAct or (
-        type(norm).__name__ == "BatchNormAct2d" and {*norm._modules} == _AFTER_NORM
-    ):
+    is_timms = type(norm).__name__ == "BatchNormAct2d" and {*norm._modules} == _AFTER_NORM
+    if is_timms or type(norm) is SharedBatchNormAct:
         return SharedBatchNormAct
     raise ValueError(f"{type(norm).__name__} does not support several devices: train on one")
-
-
-def _all_but_channels(x: Tensor) -> list[int]:
-    return [0, *range(2, x.dim())]
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()

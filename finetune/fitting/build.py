@@ -201,8 +201,7 @@ def _made_ready(trainer: Trainer) -> Trainer:
     if trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()
     lightning_private.count_ended_epochs(trainer)
-    if not lightning_private.has_auto_requeue(trainer):
-        lightning_private.disable_sigterm_broadcast(trainer)
+    lightning_private.disable_sigterm_broadcast(trainer)
     return trainer
 
 

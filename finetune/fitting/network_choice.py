@@ -18,7 +18,7 @@ from finetune.data.datamodule import open_data
 from finetune.data.decode import DecodeError
 from finetune.data.samples import Samples
 from finetune.data.transforms import eval_transform, preparation
-from finetune.distributed.launch import is_launched
+from finetune.distributed.launch import has_launcher
 from finetune.features.backbone_ranking import FeaturesOf, OutOfTime, Ranking, Unusable, rank
 from finetune.features.image_features import Features, features_of
 from finetune.fitting.build import arguments_in_effect
@@ -341,7 +341,7 @@ def _check_options(settings: FitSettings, layers: Layers) -> None:
             "be frozen",
             "model.freeze",
         )
-    if settings.trainer.num_nodes != 1 or is_launched():
+    if settings.trainer.num_nodes != 1 or has_launcher():
         raise WrongUsage(
             f"{_OPTION} ranks networks on one machine, in one process: on several machines, name a network"
         )

@@ -1,10 +1,9 @@
 """The length of a fit that ends in time (`--minutes`): what its parts cost here, and the longest fit by these costs."""
 
 import math
-import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
@@ -209,7 +208,7 @@ def measure(
         left: Seconds of them that are left.
     """
     meter = _Meter(min(_LONGEST_TIMED, _TIMED_SHARE * seconds), _STEPS_SHARE * seconds)
-    with only_errors(*_LOGGED_AGAIN), _unchanged_gpu_order():
+    with only_errors(*_LOGGED_AGAIN):
         if _is_cuda(trainer.accelerator):
             allow_tf32()
         fit = _beginning(trainer, meter, "val" in data.splits)
@@ -408,18 +407,3 @@ def _is_cuda(accelerator: Any) -> bool:
     """Return whether `trainer.accelerator` means CUDA devices on this machine."""
     wants = accelerator in ("auto", "gpu", "cuda") or isinstance(accelerator, CUDAAccelerator)
     return wants and torch.cuda.is_available()
-
-
-@contextmanager
-def _unchanged_gpu_order() -> Iterator[None]:
-    """Restore CUDA_DEVICE_ORDER afterwards.
-
-    Lightning sets it after CUDA has started in this process. Processes that start later would number GPUs differently.
-    """
-    before = os.environ.get("CUDA_DEVICE_ORDER")
-    try:
-        yield
-    finally:
-        os.environ.pop("CUDA_DEVICE_ORDER", None)
-        if before is not None:
-            os.environ["CUDA_DEVICE_ORDER"] = before

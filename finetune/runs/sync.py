@@ -8,6 +8,7 @@ Only one process writes a run: the object `.lock` has its random token. A proces
 machine writes its own token, and the earlier process ends before its next upload.
 """
 
+import fcntl
 import json
 import os
 import secrets
@@ -20,7 +21,6 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 
 import msgspec
-from filelock import FileLock
 
 from finetune.data import bucket
 from finetune.data.addresses import StorageError, parse_address
@@ -29,7 +29,7 @@ from finetune.distributed.signals import handle_signals_while_waiting
 from finetune.runs.local_copies import SYNC, UPLOADED, address_of, download_place
 from finetune.runs.run_dir import RECORD
 from finetune.system.daemon_threads import start_in_thread
-from finetune.system.files import replace_text, replacing
+from finetune.system.files import lock_if_supported, replace_text, replacing
 from finetune.system.messages import NotFound, WrongUsage
 
 _LOCK = ".lock"  # the object with the token of the process that writes the run
@@ -404,7 +404,8 @@ def _address(run: Path) -> str:
 def _alone(folder: Path) -> Iterator[None]:
     """Let one process of this machine at a time change the record of a local copy."""
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / SYNC):
+    with open(folder / SYNC, "ab") as file:
+        lock_if_supported(file.fileno(), fcntl.LOCK_EX)
         yield
 
 

@@ -10,10 +10,9 @@ import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from filelock import FileLock, Timeout
+from typing import IO
 
 from finetune.system.messages import WrongUsage
 
@@ -216,34 +215,6 @@ def lock_if_supported(descriptor: int, operation: int) -> bool:
     return True
 
 
-def _has_locks(file: str) -> bool:
-    with open(file, "rb") as opened:
-        try:
-            return lock_if_supported(opened.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-
-
-def _acquire(lock: FileLock) -> tuple[AbstractContextManager[object], bool]:
-    """Acquire a lock if the file system has locks.
-
-    Returns:
-        The acquired lock, or a context that does nothing, and whether another process has held the lock.
-    """
-    try:
-        try:
-            return lock.acquire(timeout=0), False
-        except Timeout:
-            if _has_locks(lock.lock_file):  # some versions of filelock would wait forever
-                return lock.acquire(), True
-    except FileNotFoundError:  # the other process has released the lock and deleted its file
-        return lock.acquire(), True
-    except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:
-            raise
-    return nullcontext(), False
-
-
 @contextmanager
 def one_at_a_time(target: Path) -> Iterator[bool]:
     """Hold a lock while this process makes `target`, on all machines that share the disk.
@@ -254,10 +225,28 @@ def one_at_a_time(target: Path) -> Iterator[bool]:
         Whether this process has waited for another one, which may have made `target`: the caller must look again.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(target.with_name(f".{target.name}.lock"))
-    held, has_waited = _acquire(lock)
-    with held:
-        try:
-            yield has_waited
-        finally:  # before the release: later the lock file may be another process's, which a third would not see
-            Path(lock.lock_file).unlink(missing_ok=True)
+    path = target.with_name(f".{target.name}.lock")
+    has_waited = False
+    while True:
+        with open(path, "ab") as file:
+            try:
+                lock_if_supported(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                has_waited = True
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_at(
+                path, file
+            ):  # the process before has deleted it: another one locks a new file
+                has_waited = True
+                continue
+            try:
+                yield has_waited
+            finally:
+                path.unlink(missing_ok=True)  # before the release
+            return
+
+
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    """Return whether a path is that of an open file."""
+    now = _status(path)
+    return now is not None and os.path.samestat(now, os.fstat(file.fileno()))

@@ -1,8 +1,9 @@
-"""The processor, its cores, and the memory allocator, which takes a tenth of a training step on a CPU."""
+"""The processor and its cores, and settings of its threads and of the memory allocator."""
 
 import ctypes
 import os
 import platform
+import sys
 from pathlib import Path
 
 # of malloc.h
@@ -34,6 +35,25 @@ def processor() -> str:
 def num_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def sleep_at_once() -> None:
+    """Let waiting threads of OpenMP sleep, which frees the cores for image decoding, unless the environment decides.
+
+    This has an effect only before torch is imported, as `sleep_soon`.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def sleep_soon() -> None:
+    """Let threads of OpenMP sleep after a wait of less than a millisecond (GNU's default: 10 ms).
+
+    In training, the next operation usually comes at once. If another program has interrupted a thread, the others
+    would wait for it on cores that it needs.
+    """
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def keep_freed_memory() -> bool:

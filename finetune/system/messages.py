@@ -88,13 +88,8 @@ def install(extra: str) -> str:
 
 def did_you_mean(name: str, names: Collection[str]) -> str:
     """Return the end of an error message: the nearest valid names, or all names if none is near and they are few."""
-    spellings: dict[str, list[str]] = {}
-    for other in names:
-        spellings.setdefault(other.lower(), []).append(other)
-    near = [
-        difflib.get_close_matches(name, spellings[match], n=1, cutoff=0)[0]
-        for match in difflib.get_close_matches(name.lower(), spellings, n=3)
-    ]
+    spellings = {other.lower(): other for other in names}
+    near = [spellings[match] for match in difflib.get_close_matches(name.lower(), spellings, n=3)]
     if near:
         return f"; did you mean {' or '.join(map(repr, near))}?"
     return f"; valid are {', '.join(names)}" if len(names) < 20 else ""

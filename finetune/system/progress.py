@@ -1,4 +1,4 @@
-"""The progress of a long job and the time that is left: a bar on a terminal, elsewhere a line."""
+"""The progress of a long job: a bar on a terminal, elsewhere a line."""
 
 import sys
 import time
@@ -10,9 +10,7 @@ from rich.progress import Progress
 
 from finetune.system.terminal import is_interactive
 
-# seconds of a job before a terminal gets a bar, and any other output a line
-_QUIET = 2.0
-_QUIET_LOG = 5.0
+_QUIET = 5.0  # seconds of a job before a line says how far it is
 _T = TypeVar("_T")
 
 
@@ -42,38 +40,22 @@ def duration(seconds: float) -> str:
 
 
 def track(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
-    """Yield items, and show the progress on stderr if it takes more than a few seconds.
+    """Yield items, and show the progress: a bar on a terminal, elsewhere a line if it takes more than a few seconds.
 
     Args:
-        items: The items; producing or processing them takes time. They may be produced in batches.
+        items: The items; producing or processing them takes time.
         num: The number of items.
         what: A short description of the job.
     """
     screen = console()
-    progress = Progress(console=screen, transient=True, redirect_stdout=False)
-    task = progress.add_task(what, total=num)
+    if screen.is_terminal:
+        with Progress(console=screen, transient=True, redirect_stdout=False) as progress:
+            yield from progress.track(items, num, description=what)
+        return
     began = time.monotonic()
     is_shown = False
-    before = 0.0  # when the item before came
-    processed = 0.0  # when it was processed
-    try:
-        for i, item in enumerate(items):
-            elapsed = time.monotonic() - began
-            # the items of a batch come at once, so the time so far is that of i items only before a new batch
-            is_measured = i > 0 and elapsed - before >= processed / (2 * i)
-            before = elapsed
-            if screen.is_terminal and elapsed > _QUIET and not is_shown:
-                progress.start()
-                is_shown = True
-            elif elapsed > _QUIET_LOG and is_measured and not is_shown:
-                left = max(1, round(processed / i * (num - i)))
-                print(
-                    f"{what}: {i:,} of {num:,}, about {left:,} s left", file=sys.stderr, flush=True
-                )
-                is_shown = True
-            yield item
-            processed = time.monotonic() - began
-            progress.advance(task)
-    finally:
-        if screen.is_terminal and is_shown:  # stopping a bar that was not started prints a line
-            progress.stop()
+    for i, item in enumerate(items):
+        if not is_shown and time.monotonic() - began > _QUIET:
+            print(f"{what}: {i:,} of {num:,} so far", file=sys.stderr, flush=True)
+            is_shown = True
+        yield item

@@ -66,11 +66,8 @@ def is_interactive(stream: TextIO | None) -> bool:
     return os.environ.get("TERM") not in ("dumb", "unknown") and not os.environ.get("CI")
 
 
-def has_color(stream: TextIO | None) -> bool:
-    """Return whether text may be coloured: on an interactive terminal, unless NO_COLOR is set (no-color.org)."""
-    return is_interactive(stream) and not os.environ.get("NO_COLOR")
-
-
 def colored(text: str, color: str, stream: TextIO | None) -> str:
-    """Return text in a color of `COLORS` if the stream shows colors; unchanged otherwise."""
-    return f"\x1b[{COLORS[color]}m{text}\x1b[0m" if has_color(stream) else text
+    """Return text in a color of `COLORS` on an interactive terminal, unless NO_COLOR is set (no-color.org)."""
+    if not is_interactive(stream) or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{COLORS[color]}m{text}\x1b[0m"

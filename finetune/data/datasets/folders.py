@@ -14,7 +14,7 @@ from finetune.data.samples import PathList
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.tables.table_file import SUFFIXES
 from finetune.data.walk import Skipped, find_images, holds_runs, is_image_file, visible_entries
-from finetune.system.file_names import class_name
+from finetune.system.file_names import composed
 from finetune.system.messages import counted, why_name_is_invalid
 
 
@@ -64,7 +64,7 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
     notes = skipped.notes(root)
     existing: set[str] = set()
     for folder in dict.fromkeys([root, *split_dirs.values()]):
-        existing |= {class_name(each.name) for each in visible_entries(folder) if each.is_folder}
+        existing |= {composed(each.name) for each in visible_entries(folder) if each.is_folder}
         faults += _dangling_links(folder)
         if num := _num_loose(folder):
             images = counted(num, "image")
@@ -98,12 +98,12 @@ def class_folders(folder: str, exclude: Collection[str] = ()) -> list[str]:
     return [
         normal_path(entry.path)
         for entry in visible_entries(folder)
-        if entry.is_folder and class_name(entry.name) not in exclude and not holds_runs(entry.path)
+        if entry.is_folder and composed(entry.name) not in exclude and not holds_runs(entry.path)
     ]
 
 
 def _class_of(folder: str) -> str:
-    return class_name(basename(folder))
+    return composed(basename(folder))
 
 
 def _split_folders(root: str, exclude: Collection[str]) -> dict[str, str]:
