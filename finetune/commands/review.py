@@ -1,17 +1,15 @@
 """`finetune review`: a page on which people correct the labels of a data set."""
 
-import errno
 import getpass
 import os
 import secrets
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune.data.addresses import is_address
-from finetune.data.corrections import CorrectionsFile
+from finetune.data.corrections import EXCLUDED, CorrectionsFile
 from finetune.data.listing import ScanOptions
 from finetune.data.tables.table_columns import parse_columns
 from finetune.settings.all_commands import ReviewSettings
@@ -29,12 +27,12 @@ from finetune.system.messages import (
 
 if TYPE_CHECKING:
     from finetune.data.data_set import DataSet
-    from finetune.runs.record import RunRecord
 
 _FILE = "corrections.csv"
 _BACKBONE = "resnet18"
 _IMAGE_SIZE = 96  # pixels
 _SECONDS_TO_STOP = 5.0
+_AS_FOUND = ScanOptions()
 
 
 def review(options: ReviewSettings) -> None:
@@ -57,7 +55,10 @@ def review(options: ReviewSettings) -> None:
     place = Path(options.folder) if os.path.isdir(options.folder) else Path(options.folder).parent
     if is_address(options.folder):
         place = Path()
-    file = _corrections_file(Path(options.output or place / _FILE))
+    output = Path(options.output or place / _FILE)
+    check_target(output, "--out")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    file = CorrectionsFile(output)
     try:
         from finetune.serving.http_server import address_of, listen, serve_until_stopped
     except ImportError as error:
@@ -66,7 +67,6 @@ def review(options: ReviewSettings) -> None:
         from finetune.commands.check import label_network
         from finetune.review.ranking_job import RankingJob
         from finetune.review.review_app import make_review_app
-        from finetune.review.review_images import list_images
         from finetune.review.review_session import ReviewSession
         from finetune.runs.run_checkpoint import checkpoint_of
 
@@ -117,21 +117,27 @@ def review(options: ReviewSettings) -> None:
         print(f"train with the corrections: {_fit_command(options.folder, flags)}")
 
 
-def _corrections_file(path: Path) -> CorrectionsFile:
-    """Return the file of corrections, with the decisions that it has already. Its folder is created.
+def list_images(folder: str | Path, options: ScanOptions = _AS_FOUND) -> "DataSet":
+    """Return the images of a folder or a table, of all its splits.
+
+    Args:
+        folder: The folder or the table.
+        options: How to read a table.
 
     Raises:
-        OSError: The file cannot be written.
-        ValueError: It is not a file of corrections.
+        ValueError: It is not a data set, or a class has a reserved name.
+        OSError: The folder cannot be read.
     """
-    try:
-        check_target(path, "--out")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _check_writable(path)
-    except OSError as error:
-        what = f"cannot write {path}: {error.strerror}" if error.strerror else str(error)
-        raise OSError(f"{what}. --out FILE writes it elsewhere") from error
-    return CorrectionsFile(path)
+    from finetune.data.datasets.scan import scan
+    from finetune.data.faults import refuse_faults
+
+    data = scan(str(folder), options, prefix="")
+    refuse_faults(data.faults, skip=True)
+    if EXCLUDED in map(composed, data.class_names):
+        raise WrongUsage(
+            f"{folder} has a class {EXCLUDED!r}, which means an excluded image in a file of corrections: rename it"
+        )
+    return data
 
 
 def _fit_command(folder: str, flags: dict[str, str | None]) -> str:
@@ -141,18 +147,6 @@ def _fit_command(folder: str, flags: dict[str, str | None]) -> str:
         if value is not None:
             words += [f"--data.{name}", value]
     return shown(shlex.join(words))
-
-
-def _check_writable(path: Path) -> None:
-    """Make sure that lines can be appended to a file, also on a disk that is read-only. Nothing is created.
-
-    Raises:
-        OSError: They cannot.
-    """
-    if path.exists():
-        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
-    elif os.statvfs(path.parent).f_flag & os.ST_RDONLY:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
 
 def _user() -> str:
@@ -173,36 +167,21 @@ def _folder_of_run(run: str) -> str:
 
 
 def _mistakes(images: "DataSet", place: str) -> dict[int, tuple[str, float]]:
-    """Print how many mistakes a run has made among the images, and return them."""
+    """Print how many mistakes a run has made among the images, and return them as in `Evidence`."""
+    from finetune.review.doubts import find_mistakes
     from finetune.runs.record import read_run
 
-    mistakes = _find_mistakes(images, read_run(Path(place)))
+    record = read_run(Path(place))
+    predictions = record.predictions
+    mistakes = {}
+    if predictions is not None and predictions.is_single == (images.label_kind == "single"):
+        indices = {os.path.realpath(path): i for i, path in enumerate(images.paths)}
+        # relative to the folder in which the run began
+        paths = [os.path.join(record.begun_in, path) for path in predictions.paths]
+        tested = [indices.get(os.path.realpath(path)) for path in paths]
+        mistakes = find_mistakes(predictions, tested, images.targets.labels, images.class_names)
     print(f"{counted(len(mistakes), 'mistake')} of {place} among these images", file=sys.stderr)
     return mistakes
-
-
-def _find_mistakes(images: "DataSet", record: "RunRecord") -> dict[int, tuple[str, float]]:
-    """Return the mistakes of a run among the images, as in `Evidence`; none if it has other classes or labels."""
-    from finetune.review.doubts import find_mistakes
-    from finetune.runs.tested_images import tested_names
-
-    by_name = {composed(name): i for i, name in enumerate(images.names())}
-    by_real_path = {os.path.realpath(path): i for i, path in enumerate(images.paths)}
-
-    def index_of(paths: Sequence[str]) -> dict[str, int]:
-        """Return the indices of test images; by their paths in the data folder if this is another folder."""
-        real = {path: os.path.realpath(path) for path in paths}
-        same = {path: by_real_path[name] for path, name in real.items() if name in by_real_path}
-        named = zip(paths, map(composed, tested_names(record)), strict=True)
-        return same or {path: by_name[name] for path, name in named if name in by_name}
-
-    predictions = record.predictions
-    if predictions is None or predictions.is_single != (images.label_kind == "single"):
-        return {}
-    if not predictions.is_single and predictions.names != images.class_names:
-        return {}
-    labels = images.targets.labels
-    return find_mistakes(predictions, index_of(predictions.paths), labels, images.class_names)
 
 
 def _is_cached(backbone: str) -> bool:

@@ -1,8 +1,10 @@
 """`finetune serve`: serve the predictions of a checkpoint, with an API and a web page."""
 
+import hashlib
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from finetune.settings.all_commands import ServeSettings
@@ -54,10 +56,9 @@ def serve(options: ServeSettings) -> None:
                     options.port,
                 )
 
-        from finetune.serving.access_log import file_fingerprint
         from finetune.serving.app import make_app
 
-        logged_model = file_fingerprint(options.ckpt_path) if options.log == "json" else None
+        logged_model = fingerprint(options.ckpt_path) if options.log == "json" else None
         serve_until_stopped(
             make_app(service, token, options.host, logged_model),
             listener,
@@ -66,6 +67,12 @@ def serve(options: ServeSettings) -> None:
             service.stop,
         )
     print("stopped", file=sys.stderr)
+
+
+def fingerprint(path: str | Path) -> str:
+    """Return the first 16 digits of the SHA-256 of a file, as `sha256sum` prints them."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _loaded(

@@ -188,7 +188,7 @@ def _suggested(p: NDArray[np.float64], labels: NDArray[np.integer], names: Seque
 
 def find_mistakes(
     predictions: Predictions,
-    index_of: Mapping[str, int],
+    tested: Sequence[int | None],
     labels: NDArray[np.integer],
     names: Sequence[str],
 ) -> dict[int, tuple[str, float]]:
@@ -199,13 +199,12 @@ def find_mistakes(
 
     Args:
         predictions: Those of the run for its test images.
-        index_of: The index of each image of the review by its path.
+        tested: The index of each test image in the review; None if it is not there.
         labels: The labels of each image of the review, as in `Evidence`.
         names: The classes of the review, (K,).
     """
     mistakes = {}
-    for row, path in enumerate(predictions.paths):
-        i = index_of.get(path)
+    for row, i in enumerate(tested):
         if i is None:
             continue
         stated = {names[int(k)] for k in _classes_of(labels[i])}

@@ -12,13 +12,12 @@ from fastapi.middleware import Middleware
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict
 
-from finetune.review.decisions import Action, Conflict
-from finetune.review.image_previews import webp_preview
+from finetune.data.checking.image_facts import small_copy
 from finetune.review.ranking_job import RankingJob
-from finetune.review.review_session import ReviewSession
+from finetune.review.review_session import Action, Conflict, ReviewSession
 from finetune.serving.errors import ERROR_HANDLERS
 from finetune.serving.guard import Guard
-from finetune.system.html_page import render
+from finetune.system.html_page import render, webp
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
 
@@ -70,7 +69,7 @@ def _routes(session: ReviewSession, job: RankingJob, title: str) -> APIRouter:
     @lru_cache(maxsize=_MOST_CACHED)
     def preview(index: int, side: int) -> bytes:
         with decoders:
-            return webp_preview(session.images.paths[index], side)
+            return _preview(session.images.paths[index], side)
 
     @router.get("/")
     async def show_page() -> HTMLResponse:
@@ -107,6 +106,18 @@ def _routes(session: ReviewSession, job: RankingJob, title: str) -> APIRouter:
             return session.decide(**decision.model_dump())
 
     return router
+
+
+def _preview(path: str, side: int) -> bytes:
+    """Return an image as a WebP file with at most `side` pixels a side.
+
+    Raises:
+        ValueError: The image cannot be read.
+    """
+    pixels = small_copy(path, side)
+    if pixels is None:
+        raise ValueError("it is damaged, or no longer exists")
+    return webp(pixels, side, quality=80)
 
 
 def _token_check(token: str) -> Callable[[str], None]:

@@ -1,24 +1,57 @@
-"""The state of a review: the order of the images, the decisions, and what the page shows of them."""
+"""The state of a review: the order of the images, the decisions, and what the page shows of them.
+
+Several browsers, and other processes with the same file of corrections, may decide at once. Each decision names the
+line that the browser knows as the last one about the image. If there is a later one, the decision is refused, and the
+browser shows the image again.
+"""
 
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.data.corrections import CorrectionsFile
+from finetune.data.corrections import (
+    EXCLUDED,
+    WITHDRAWN,
+    Correction,
+    CorrectionsFile,
+    join_labels,
+    split_labels,
+)
 from finetune.data.data_set import DataSet
-from finetune.review.decisions import Action, Decisions
 from finetune.review.doubts import Evidence, Order, order_images
 from finetune.review.ranking_job import ImageFacts, LabelsNow
+from finetune.system.file_names import composed
 from finetune.system.messages import shown
 
 NUM_NEIGHBOURS = 6
 DECISIONS_TO_RANK = 20  # new decisions after which the labels are ranked again
 _NUM_SUGGESTIONS = 9
+
+Action = Literal["change", "exclude", "right", "none"]
+
+
+class Decision(NamedTuple):
+    """The latest decision about an image.
+
+    Attributes:
+        action: What was decided: other labels, exclusion, or that the labels are right. `none` if nothing is decided.
+        labels: Indices of the labels, ascending, if they are changed or right.
+        line: Number of its line in the file, from 1; 0 if there is none.
+    """
+
+    action: Action = "none"
+    labels: tuple[int, ...] = ()
+    line: int = 0
+
+
+class Conflict(Exception):
+    """Someone else has decided about the image in the meantime."""
 
 
 class ReviewSession:
@@ -48,23 +81,37 @@ class ReviewSession:
     ) -> None:
         self.images = images
         self.file = file
+        self.by = by
         self.has_several = images.label_kind == "several"
         self.mistakes = mistakes
         self.version = 0
         self.outdated = threading.Event()
-        self._decisions = Decisions(images, file, by)
+        self._index_of = {composed(name): i for i, name in enumerate(images.names())}
+        self._class_of = {composed(name): k for k, name in enumerate(images.class_names)}
+        self._decisions: dict[int, Decision] = {}
         self._lock = threading.RLock()
         self._num_ranked = 0  # lines of the file that the last ranking knew
         self._is_shown = np.zeros(len(images), bool)  # by index
         self._probabilities: NDArray[np.float64] | None = None  # as in `Evidence`
         self._facts: ImageFacts | None = None
+        self._refresh()
         self._put_order(order_images(images, Evidence(self.labels_now().labels, mistakes=mistakes)))
 
     def labels_now(self) -> LabelsNow:
-        """Return the labels by the decisions so far."""
+        """Return the labels of all images as people have corrected them so far."""
         with self._lock:
-            self._num_ranked = self._decisions.num_lines
-            return self._decisions.labels_now()
+            self._num_ranked = len(self.file.lines)
+            labels = self.images.targets.labels.copy()
+            is_kept = np.ones(len(labels), bool)
+            for i, decision in self._decisions.items():
+                if decision.action == "exclude":
+                    is_kept[i] = False
+                elif decision.action == "change" and self.has_several:
+                    labels[i] = 0
+                    labels[i, list(decision.labels)] = 1
+                elif decision.action == "change":
+                    (labels[i],) = decision.labels
+            return LabelsNow(labels, is_kept)
 
     def put_ranking(self, evidence: Evidence, facts: ImageFacts) -> None:
         """Put the images that nobody has seen into the order by what a job has computed."""
@@ -74,16 +121,6 @@ class ReviewSession:
             self._facts = facts
             self._put_order(order.after(self.order, self._is_shown))
             self.version += 1
-
-    def _put_order(self, order: Order) -> None:
-        self.order = order
-        self._position_of = np.argsort(order.images)
-
-    def _refresh(self) -> None:
-        """Read the decisions of others. If many are new, mark the ranking as outdated."""
-        self._decisions.refresh()
-        if abs(self._decisions.num_lines - self._num_ranked) >= DECISIONS_TO_RANK:
-            self.outdated.set()
 
     def state(self) -> dict[str, Any]:
         """Return what the page shows of the complete review."""
@@ -99,19 +136,6 @@ class ReviewSession:
                 "first": int(self.order.images[0]),
                 "next": self._next_after(-1),
             }
-
-    def _counts(self) -> dict[str, int]:
-        made = self._decisions.made()
-        actions = Counter(made.values())
-        return {
-            "images": len(self.images),
-            "doubtful": len(self.order.reasons),
-            "doubtful_decided": len(made.keys() & self.order.reasons.keys()),
-            "decided": len(made),
-            "changed": actions["change"],
-            "excluded": actions["exclude"],
-            "right": actions["right"],
-        }
 
     def item(self, index: int) -> dict[str, Any]:
         """Return an image, which then keeps its place in the order.
@@ -143,20 +167,110 @@ class ReviewSession:
             Conflict: There is a later line about the image.
             OSError: The file cannot be written.
         """
+
+        def check() -> None:
+            self._read_lines()
+            if self._decision(index).line != line:
+                raise Conflict
+
         with self._lock:
             self._check(index)
-            self._decisions.add(index, action, labels, line)
+            now = self._text_of(index, action, labels)
+            self.file.refresh()
+            check()  # before a file is made; the second time under its lock, for decisions of others in between
+            was = self._text(self.images.labels_of(index))
+            when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            self.file.append(Correction(self.images.name(index), was, now, self.by, when), check)
             self._refresh()
             return {"item": self._shown_item(index), "counts": self._counts()}
+
+    def _put_order(self, order: Order) -> None:
+        self.order = order
+        self._position_of = np.argsort(order.images)
 
     def _check(self, index: int) -> None:
         if not 0 <= index < len(self.images):
             raise IndexError(index)
 
+    # Decisions
+
+    def _refresh(self) -> None:
+        """Read the decisions of others. If many are new, mark the ranking as outdated."""
+        self.file.refresh()
+        self._read_lines()
+        if abs(len(self.file.lines) - self._num_ranked) >= DECISIONS_TO_RANK:
+            self.outdated.set()
+
+    def _read_lines(self) -> None:
+        self._decisions = {}
+        for number, line in enumerate(self.file.lines, 1):
+            i = self._index_of.get(composed(line.path))
+            if i is not None:
+                self._decisions[i] = self._parse(i, line.now, number)
+
+    def _decision(self, i: int) -> Decision:
+        return self._decisions.get(i, Decision())
+
+    def _labels_of(self, i: int) -> list[int]:
+        """Return the labels of an image as people have corrected them."""
+        decision = self._decision(i)
+        return list(decision.labels) if decision.action == "change" else self.images.labels_of(i)
+
+    def _parse(self, i: int, now: str, line: int) -> Decision:
+        """Return the decision about an image from the text of `now`."""
+        if now == EXCLUDED:
+            return Decision("exclude", line=line)
+        names = split_labels(now) if self.has_several else (composed(now),)
+        # a class may be of an earlier state of the data set
+        if now == WITHDRAWN or not self._class_of.keys() >= {*names}:
+            return Decision(line=line)
+        labels = sorted(self._class_of[name] for name in names)
+        action: Action = "right" if labels == self.images.labels_of(i) else "change"
+        return Decision(action, tuple(labels), line)
+
+    def _text_of(self, i: int, action: Action, labels: Sequence[int] | None) -> str:
+        """Return a decision as the column `now` of the file has it; `_parse` reads it.
+
+        Raises:
+            IndexError: There is no such label, or not the number of labels that an image has.
+        """
+        if action == "exclude":
+            return EXCLUDED
+        if action == "none":
+            return WITHDRAWN
+        if action == "right":
+            return self._text(self.images.labels_of(i))
+        num_classes = len(self.images.class_names)
+        if labels is None or not all(0 <= k < num_classes for k in labels):
+            raise IndexError(labels)
+        if not self.has_several and len(labels) != 1:
+            raise IndexError(labels)
+        return self._text(sorted(set(labels)))
+
+    def _text(self, labels: Sequence[int]) -> str:
+        """Return labels as a file of corrections has them."""
+        names = [self.images.class_names[k] for k in labels]
+        return join_labels(names) if self.has_several else names[0]
+
+    # What the page shows
+
+    def _counts(self) -> dict[str, int]:
+        made = {i: d.action for i, d in self._decisions.items() if d.action != "none"}
+        actions = Counter(made.values())
+        return {
+            "images": len(self.images),
+            "doubtful": len(self.order.reasons),
+            "doubtful_decided": len(made.keys() & self.order.reasons.keys()),
+            "decided": len(made),
+            "changed": actions["change"],
+            "excluded": actions["exclude"],
+            "right": actions["right"],
+        }
+
     def _shown_item(self, i: int) -> dict[str, Any]:
         self._is_shown[i] = True
         position = int(self._position_of[i])
-        decision = self._decisions.of(i)
+        decision = self._decision(i)
         neighbours = self._neighbours(i)
         return {
             "version": self.version,
@@ -170,7 +284,14 @@ class ReviewSession:
             "line": decision.line,
             "reason": shown(self.order.reasons.get(i, "")),
             "suggestions": self._suggestions(i, neighbours),
-            "neighbours": [self._neighbour(j) for j in neighbours],
+            "neighbours": [
+                {
+                    "index": j,
+                    "labels": self._labels_of(j),
+                    "is_excluded": self._decision(j).action == "exclude",
+                }
+                for j in neighbours
+            ],
             "previous": self._at(position - 1),
             "following": self._at(position + 1),
             "next": self._next_after(position),
@@ -182,7 +303,7 @@ class ReviewSession:
 
     def _next_after(self, position: int) -> int | None:
         """Return the first image after a position that has no decision; else the first of all; else None."""
-        decided = list(self._decisions.made())
+        decided = [i for i, decision in self._decisions.items() if decision.action != "none"]
         open_positions = np.flatnonzero(~np.isin(self.order.images, decided))
         if not len(open_positions):
             return None
@@ -196,15 +317,13 @@ class ReviewSession:
         several labels, they are first.
         """
         num_classes = len(self.images.class_names)
-        p = np.full(num_classes, np.nan)
-        if self._probabilities is not None:
-            p = self._probabilities[i]
-        own = list(dict.fromkeys([*self.images.labels_of(i), *self._decisions.labels_of(i)]))
-        near = [k for j in neighbours for k in self._decisions.labels_of(j)]
+        p = np.full(num_classes, np.nan) if self._probabilities is None else self._probabilities[i]
+        own = list(dict.fromkeys([*self.images.labels_of(i), *self._labels_of(i)]))
+        near = [k for j in neighbours for k in self._labels_of(j)]
         probable = np.argsort(-p, kind="stable")[: np.count_nonzero(~np.isnan(p))].tolist()
         first = own if self.has_several or not probable else []
-        chosen = list(dict.fromkeys([*first, *probable, *near, *range(num_classes)]))
-        chosen = chosen[:_NUM_SUGGESTIONS]
+        ranked = list(dict.fromkeys([*first, *probable, *near, *range(num_classes)]))
+        chosen = ranked[:_NUM_SUGGESTIONS]
         if not self.has_several and (missing := [k for k in own if k not in chosen]):
             chosen[-len(missing) :] = missing
         return [
@@ -225,7 +344,3 @@ class ReviewSession:
         similarity[row] = -np.inf
         nearest = np.argsort(-similarity)[: min(NUM_NEIGHBOURS, len(measured) - 1)]
         return measured[nearest].tolist()
-
-    def _neighbour(self, j: int) -> dict[str, Any]:
-        is_excluded = self._decisions.of(j).action == "exclude"
-        return {"index": j, "labels": self._decisions.labels_of(j), "is_excluded": is_excluded}

@@ -1,31 +1,66 @@
 """A record of requests: counts for Prometheus, and a log of one JSON object per line on stdout."""
 
-import hashlib
 import json
 import os
 import re
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from finetune.serving.errors import CLIENT_LEFT
-from finetune.serving.service_metrics import ServiceMetrics
 from finetune.system.terminal import redirect_closed_outputs
 
 # An ID of this form, as proxies send it, is taken over. Other characters could forge lines in the log.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MAX_PATH = 200  # characters
+# upper bounds of the buckets, in seconds and in images
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-def file_fingerprint(path: str | Path) -> str:
-    """Return the first 16 digits of the SHA-256 of a file, as `sha256sum` prints them."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+class ServiceMetrics:
+    """The counts of one service, in a separate registry.
+
+    Args:
+        class_names: The classes that may be predicted.
+        waiting: Returns the number of accepted images without a response yet.
+    """
+
+    def __init__(self, class_names: Sequence[str], waiting: Callable[[], float]) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.requests = Counter(
+            "finetune_requests",
+            "Requests to /predict, by the status of their answer.",
+            ["status"],
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "finetune_request_seconds",
+            "Seconds from the headers of a good request to its answer.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.predicted = Counter(
+            "finetune_pictures", "Images by predicted class.", ["label"], registry=self.registry
+        )
+        self.batches = Histogram(
+            "finetune_batch_size", "Images per batch.", buckets=_SIZES, registry=self.registry
+        )
+        num_waiting = Gauge(
+            "finetune_waiting_pictures",
+            "Accepted images without an answer yet.",
+            registry=self.registry,
+        )
+        num_waiting.set_function(waiting)
+        # A counter must start at zero, or Prometheus computes no rate from its first count.
+        for name in class_names:
+            self.predicted.labels(name)
 
 
 class AccessLog:
@@ -72,23 +107,24 @@ class AccessLog:
         finally:
             seconds = time.perf_counter() - began
             if scope["path"] == "/predict":
-                self.metrics.count_request(status, seconds)
+                self.metrics.requests.labels(str(status)).inc()
+                if status == 200:
+                    self.metrics.seconds.observe(seconds)
             if self.model is not None:
-                _write(
-                    {
-                        "time": arrived,
-                        "request_id": request_id,
-                        "method": scope["method"],
-                        "path": scope["path"][:_MAX_PATH],
-                        "status": status,
-                        "milliseconds": round(1000 * seconds, 1),
-                        "model": self.model,
-                    }
-                )
+                line = {
+                    "time": arrived,
+                    "request_id": request_id,
+                    "method": scope["method"],
+                    "path": scope["path"][:_MAX_PATH],
+                    "status": status,
+                    "milliseconds": round(1000 * seconds, 1),
+                    "model": self.model,
+                }
+                _write(json.dumps(line))
 
 
-def _write(line: dict[str, Any]) -> None:
+def _write(line: str) -> None:
     try:
-        os.write(1, f"{json.dumps(line)}\n".encode())
+        os.write(1, f"{line}\n".encode())
     except OSError:  # it is closed, or its disk is full
         redirect_closed_outputs()

@@ -9,12 +9,13 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Response
 from fastapi.middleware import Middleware
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 import finetune
 from finetune.inference.predictor import Predictor
 from finetune.serving.access_log import AccessLog
 from finetune.serving.errors import ERROR_HANDLERS
-from finetune.serving.guard import MAX_HEADER_BYTES, Guard, is_loopback
+from finetune.serving.guard import Guard, is_loopback
 from finetune.serving.schemas import Error, LabelsPrediction, Prediction, Predictions, Status
 from finetune.serving.service import Service
 from finetune.serving.uploads import Limits
@@ -61,7 +62,6 @@ def make_app(
         max_bytes=limits.max_bytes,
         seconds=limits.seconds,
         is_local=token is None and is_loopback(host),
-        hint=": --token lets others ask",
     )
     app = FastAPI(
         title="finetune",
@@ -69,25 +69,17 @@ def make_app(
         description="An image classifier.",
         docs_url=None,
         redoc_url=None,
-        responses=_described(
-            {
-                403: "the service answers to localhost alone",
-                431: f"an address and headers of more than {MAX_HEADER_BYTES:,} bytes",
-            }
-        ),
+        responses=_described({403: "the service answers to localhost alone"}),
         middleware=[Middleware(AccessLog, metrics=service.metrics, model=logged_model), guard],
         exception_handlers=ERROR_HANDLERS,
         lifespan=lifespan,
     )
     app.include_router(_open_routes(service, has_token=token is not None))
-    if token is None:
-        app.include_router(_model_routes(service))
-    else:
-        app.include_router(
-            _model_routes(service),
-            dependencies=[Depends(_token_check(token))],
-            responses=_described({401: "a token is needed"}),
-        )
+    app.include_router(
+        _model_routes(service),
+        dependencies=[] if token is None else [Depends(_token_check(token))],
+        responses={} if token is None else _described({401: "a token is needed"}),
+    )
     return app
 
 
@@ -151,7 +143,7 @@ def _model_routes(service: Service) -> APIRouter:
 
     @router.get("/metrics", summary="Counts for Prometheus", response_class=PlainTextResponse)
     async def prometheus() -> Response:
-        return Response(service.metrics.text(), media_type=service.metrics.content_type)
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return router
 
@@ -166,7 +158,7 @@ def _errors_of_predict(limits: Limits) -> dict[int, str]:
         400: "an unreadable form",
         408: f"the request took longer than {limits.seconds:g} s to arrive",
         413: f"more than {limits.max_images} images or {limits.max_bytes:,} bytes",
-        415: "a compressed body, or a form that is not in UTF-8",
+        415: "a form that is not in UTF-8",
         422: "an invalid option, no image, or an unreadable one: `pictures` lists which, and why",
         429: f"more than {limits.max_waiting} images or too many large requests: retry after Retry-After seconds",
         500: "a failure of the service, or probabilities that are not finite numbers: `pictures` lists the images",

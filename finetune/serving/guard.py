@@ -1,4 +1,4 @@
-"""What a client may send: the sizes of headers and bodies, and the names in the Host header."""
+"""What a client may send: the size of bodies, and the names in the Host header."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from finetune.serving.errors import busy, error_response, quoted
 
-MAX_HEADER_BYTES = 2**14  # of a request: its address, and the names and values of its headers
 _BODIES_HELD = 16  # of the largest size that fit into the memory for all requests
 _MAX_DRAINED_BYTES = 2**26
 _TOO_SLOW = 408
@@ -42,20 +41,16 @@ class Guard:
         seconds: Time in which a refused request may send the rest of its body.
         is_local: Whether only loopback names are accepted in the Host header. This prevents DNS rebinding: a web page
             could point its own name at 127.0.0.1 and read the responses.
-        hint: What to do if other names are needed.
 
     Attributes:
         num_bytes: Bytes of all bodies in memory.
     """
 
-    def __init__(
-        self, app: ASGIApp, max_bytes: int, seconds: float, is_local: bool, hint: str = ""
-    ) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float, is_local: bool) -> None:
         self.app = app
         self.max_bytes = max_bytes
         self.seconds = seconds
         self.is_local = is_local
-        self.hint = hint
         self.num_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +66,9 @@ class Guard:
             num_bytes += len(message.get("body", b""))
             self.num_bytes += len(message.get("body", b""))
             if num_bytes > self.max_bytes:
-                raise self._too_large()
+                raise HTTPException(
+                    413, f"the body of a request has at most {self.max_bytes:,} bytes"
+                )
             if self.num_bytes > _BODIES_HELD * self.max_bytes:
                 raise busy(429, "too many large requests are being sent", 1.0)
             return message
@@ -83,41 +80,16 @@ class Guard:
                 message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
-        try:
-            self._check(scope)
-        except HTTPException as error:
-            response = error_response(error.status_code, error.detail)
+        host = Headers(scope=scope).get("host", "")
+        if self.is_local and not is_loopback(_host_name(host)):
+            response = error_response(
+                403, f"this server answers to localhost, not to {quoted(_host_name(host))}"
+            )
             return await response(scope, receive, send_last)
         try:
             await self.app(scope, receive_limited, send_last)
         finally:
             self.num_bytes -= num_bytes
-
-    def _check(self, scope: Scope) -> None:
-        """Check the headers of a request.
-
-        Raises:
-            HTTPException: They are too large, announce a body that is, or name another host.
-        """
-        address = len(scope.get("raw_path") or b"") + len(scope["query_string"])
-        fields = sum(len(name) + len(value) for name, value in scope["headers"])
-        if address + fields > MAX_HEADER_BYTES:
-            raise HTTPException(
-                431,
-                f"the address and the headers of a request have more than {MAX_HEADER_BYTES:,} bytes",
-            )
-        headers = Headers(scope=scope)
-        name = _host_name(headers.get("host", ""))
-        if self.is_local and not is_loopback(name):
-            raise HTTPException(
-                403, f"this server answers to localhost, not to {quoted(name)}{self.hint}"
-            )
-        length = headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self.max_bytes:
-            raise self._too_large()
-
-    def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"the body of a request has at most {self.max_bytes:,} bytes")
 
 
 def _host_name(host: str) -> str:

@@ -17,6 +17,7 @@ from finetune.inference.class_activation import why_not_shown
 from finetune.inference.image_viewer import overlay_heat_map
 from finetune.inference.predictor import Predictor
 from finetune.runs.prediction_rows import DIGITS
+from finetune.serving.access_log import ServiceMetrics
 from finetune.serving.batcher import Batcher
 from finetune.serving.errors import busy
 from finetune.serving.schemas import (
@@ -26,15 +27,15 @@ from finetune.serving.schemas import (
     Prediction,
     PredictOptions,
 )
-from finetune.serving.service_metrics import ServiceMetrics
 from finetune.serving.uploads import Capacity, Limits, Upload, read_uploads
 from finetune.system.html_page import thumbnail
 from finetune.system.machine import num_cores
-from finetune.training.finite import NotFinite
 
 log = logging.getLogger(__name__)
 AnyPrediction = Prediction | LabelsPrediction
 Answer = dict[str, list[AnyPrediction]]  # as `Predictions`
+
+# Shapes: N images, K classes, h and w pixels.
 
 
 class Service:
@@ -51,7 +52,7 @@ class Service:
         self.limits = limits
         self.capacity = Capacity(limits.max_waiting)
         self.metrics = ServiceMetrics(predictor.class_names, lambda: self.capacity.waiting)
-        self.batcher = Batcher(self._classify, max_batch, self.metrics.count_batch)
+        self.batcher = Batcher(self._classify, max_batch, self.metrics.batches.observe)
         self.decoders = ThreadPoolExecutor(num_cores(), thread_name_prefix="decoder")
         self.is_stopping = False
 
@@ -99,17 +100,23 @@ class Service:
         images = await self._decode(uploads)
         probabilities = await self.batcher(images)
         self._check(uploads, probabilities)
-        predicted = self._predicted_classes(self.predictor.decide(probabilities))
-        names = self.predictor.class_names
-        self.metrics.count_predictions([names[k] for classes in predicted for k in classes])
-        predictions = [
-            self._prediction(upload, row, classes, options.top_k)
-            for upload, row, classes in zip(uploads, probabilities, predicted, strict=True)
-        ]
-        if options.looked_at:
-            for prediction, image, classes in zip(predictions, images, predicted, strict=True):
-                maps = await self._heat_maps(image, classes)
-                prediction.looked_at = maps
+        decided = self.predictor.decide(probabilities)
+        predictions: list[AnyPrediction] = []
+        for i, upload in enumerate(uploads):
+            prediction: AnyPrediction
+            if self.predictor.label_kind == "single":
+                prediction = self._prediction(upload, probabilities[i], decided[i], options.top_k)
+                labels = [prediction.label]
+            else:
+                prediction = self._labels(upload, probabilities[i], decided[i], options.top_k)
+                labels = prediction.labels
+            for label in labels:
+                self.metrics.predicted.labels(label).inc()
+            if options.looked_at:
+                maps = {label: await self._heat_map(images[i], label) for label in labels}
+                is_single = isinstance(prediction, Prediction)
+                prediction.looked_at = maps[labels[0]] if is_single else maps
+            predictions.append(prediction)
         return {"predictions": predictions}
 
     async def _decode(self, uploads: Sequence[Upload]) -> list[np.ndarray]:
@@ -129,112 +136,95 @@ class Service:
         finally:
             # The executor's queue holds cancelled calls until a thread is free: they must not hold the bytes.
             pending.clear()
-        images: list[np.ndarray] = []
-        failed: list[FailedImage] = []
-        for i, result in enumerate(results):
-            if isinstance(result, DecodeError):
-                failed.append(FailedImage(index=i, name=uploads[i].name, error=str(result)))
-            elif isinstance(result, BaseException):
-                raise result
-            else:
-                images.append(result)
+        failed = {
+            i: str(error) for i, error in enumerate(results) if isinstance(error, DecodeError)
+        }
         if failed:
-            raise _failure(422, failed)
+            raise _failure(422, uploads, failed)
+        images: list[np.ndarray] = []
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            images.append(result)
         return images
 
-    def _predicted_classes(self, decided: np.ndarray) -> list[list[int]]:
-        """Return the predicted class of each image in a list, or its predicted labels."""
-        if self.predictor.label_kind == "single":
-            return [[int(k)] for k in decided]
-        return [np.flatnonzero(row).tolist() for row in decided]
-
-    def _check(self, uploads: Sequence[Upload], probabilities: np.ndarray) -> None:
-        """Reject a request if some probabilities are not finite: JSON has no NaN.
-
-        Raises:
-            HTTPException: Some probabilities are not finite.
-        """
-        try:
-            self.predictor.check(
-                probabilities, [_name(upload, i) for i, upload in enumerate(uploads)]
-            )
-        except NotFinite as error:
-            log.error("%s", error)
-            name = Path(self.predictor.path).name
-            message = f"{name} gives probabilities that are not finite numbers"
-            failed = [
-                FailedImage(
-                    index=i, name=uploads[i].name, error=f"{_name(uploads[i], i)}: {message}"
-                )
-                for i in np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist()
-            ]
-            raise _failure(500, failed) from error
-
-    def _prediction(
-        self, upload: Upload, probabilities: np.ndarray, predicted: list[int], top_k: int | None
-    ) -> AnyPrediction:
-        """Return the answer for an image, from the probability of each class (K,) and the predicted ones."""
-        order = (-probabilities).argsort(kind="stable")[:top_k]
-        names = self.predictor.class_names
-        of_classes = {names[k]: round(float(probabilities[k]), DIGITS) for k in order}
-        calibration = self.predictor.calibration
-        if calibration.label_kind == "several":
-            return LabelsPrediction(
-                name=upload.name,
-                labels=[names[k] for k in predicted],
-                probabilities=of_classes,
-                thresholds={names[k]: calibration.thresholds[k] for k in order},
-            )
-        (k,) = predicted
-        return Prediction(
-            name=upload.name,
-            label=names[k],
-            probability=round(float(probabilities[k]), DIGITS),
-            probabilities=of_classes,
-        )
-
-    def _image(self, uploads: Sequence[Upload], index: int) -> np.ndarray:
+    def _image(self, uploads: Sequence[Upload], i: int) -> np.ndarray:
         """Return an upload as a prepared image.
 
         Raises:
             DecodeError: The upload is not an image.
         """
-        upload = uploads[index]
+        upload = uploads[i]
         return self.predictor.prepare(
-            decode(upload.content, _name(upload, index), max_pixels=self.limits.max_pixels)
+            decode(upload.content, _name(upload, i), max_pixels=self.limits.max_pixels)
         )
+
+    def _check(self, uploads: Sequence[Upload], probabilities: np.ndarray) -> None:
+        """Refuse a request if some probabilities (N, K) are not finite: JSON has no NaN."""
+        wrong = np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist()
+        if wrong:
+            what = "gives probabilities that are not finite numbers"
+            log.error("%s %s", self.predictor.path, what)
+            name = Path(self.predictor.path).name
+            raise _failure(
+                500, uploads, {i: f"{_name(uploads[i], i)}: {name} {what}" for i in wrong}
+            )
+
+    def _prediction(
+        self, upload: Upload, probabilities: np.ndarray, decided: np.integer, top_k: int | None
+    ) -> Prediction:
+        """Return the answer for an image, from the probability of each class (K,) and the predicted class."""
+        return Prediction(
+            name=upload.name,
+            label=self.predictor.class_names[int(decided)],
+            probability=round(float(probabilities[decided]), DIGITS),
+            probabilities=self._best(probabilities, top_k),
+        )
+
+    def _labels(
+        self, upload: Upload, probabilities: np.ndarray, decided: np.ndarray, top_k: int | None
+    ) -> LabelsPrediction:
+        """Return the answer for an image, from the probability of each label and whether it is predicted, (K,) each."""
+        names = self.predictor.class_names
+        thresholds = dict(zip(names, self.predictor.calibration.thresholds, strict=True))
+        best = self._best(probabilities, top_k)
+        return LabelsPrediction(
+            name=upload.name,
+            labels=[names[k] for k in np.flatnonzero(decided)],
+            probabilities=best,
+            thresholds={name: thresholds[name] for name in best},
+        )
+
+    def _best(self, probabilities: np.ndarray, top_k: int | None) -> dict[str, float]:
+        """Return the most probable classes by their names, with their probabilities (K,)."""
+        order = (-probabilities).argsort(kind="stable")[:top_k]
+        names = self.predictor.class_names
+        return {names[k]: round(float(probabilities[k]), DIGITS) for k in order}
 
     def _classify(self, images: np.ndarray) -> np.ndarray:
         """Return the probabilities (N, K) of images (N, h, w, 3), and measure the rate for `Retry-After`."""
         start = time.perf_counter()
         rows = self.predictor.classify(images)
-        seconds = time.perf_counter() - start
-        self.capacity.update_rate(len(images), seconds)
+        self.capacity.update_rate(len(images), time.perf_counter() - start)
         return rows
 
-    async def _heat_maps(
-        self, image: np.ndarray, predicted: list[int]
-    ) -> str | dict[str, str | None] | None:
-        """Return the heat map of the predicted class; of several labels one for each predicted label, by name."""
-        if self.predictor.label_kind == "single":
-            return await self.batcher.run(self._heat_map, image, predicted[0])
-        names = self.predictor.class_names
-        return {names[k]: await self.batcher.run(self._heat_map, image, k) for k in predicted}
-
-    def _heat_map(self, image: np.ndarray, k: int) -> str | None:
-        maps = self.predictor.activation(image[None], [k])
+    async def _heat_map(self, image: np.ndarray, label: str) -> str | None:
+        """Return the heat map of a class as a data URL; None if the network has none that is fine enough."""
+        k = self.predictor.class_names.index(label)
+        maps = await self.batcher.run(self.predictor.activation, image[None], [k])
         if maps is None or why_not_shown(maps):
             return None
         return thumbnail(overlay_heat_map(image, maps[0]), max(image.shape))
 
 
-def _failure(status: int, failed: list[FailedImage]) -> HTTPException:
+def _failure(status: int, uploads: Sequence[Upload], errors: dict[int, str]) -> HTTPException:
     """Return the error of a request some of whose images failed."""
+    failed = [FailedImage(index=i, name=uploads[i].name, error=text) for i, text in errors.items()]
     return HTTPException(status, Error(error=failed[0].error, pictures=failed))
 
 
-def _name(upload: Upload, index: int) -> str:
-    return upload.name or f"image {index}"
+def _name(upload: Upload, i: int) -> str:
+    return upload.name or f"image {i}"
 
 
 async def _cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:

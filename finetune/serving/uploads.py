@@ -1,4 +1,4 @@
-"""The images of a request, read into memory."""
+"""The images of a request, read into memory, and the limits of requests."""
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
@@ -38,12 +38,7 @@ class Limits:
 
 
 class Upload(NamedTuple):
-    """An image file in a request.
-
-    Attributes:
-        name: File name in the request; "" if there is none.
-        content: Bytes of the file.
-    """
+    """An image file in a request: its name, "" if the request has none, and its bytes."""
 
     name: str
     content: bytes
@@ -70,32 +65,24 @@ class Capacity:
         return self.waiting / self.rate if self.rate else 1.0
 
     def check(self, num_images: int = 1) -> None:
-        """Check that more images can be accepted.
-
-        Raises:
-            HTTPException: Too many images are waiting.
-        """
+        """Refuse a request with status 429 if too many images are waiting."""
         if self.waiting + num_images > self.max_waiting:
             message = f"{self.waiting} images are waiting, and at most {self.max_waiting} may wait"
             raise busy(429, message, self.wait_seconds)
 
     @contextmanager
-    def waiting_images(self, number: int) -> Iterator[None]:
-        """Count images as waiting within the context.
-
-        Raises:
-            HTTPException: Too many images are waiting.
-        """
-        self.check(number)
-        self.waiting += number
+    def waiting_images(self, num_images: int) -> Iterator[None]:
+        """Count images as waiting within the context, after `check`."""
+        self.check(num_images)
+        self.waiting += num_images
         try:
             yield
         finally:
-            self.waiting -= number
+            self.waiting -= num_images
 
-    def update_rate(self, number: int, seconds: float) -> None:
-        """Update the rate with the time of a batch of `number` images."""
-        rate = number / max(seconds, 1e-6)
+    def update_rate(self, num_images: int, seconds: float) -> None:
+        """Update the rate with the time of a batch."""
+        rate = num_images / max(seconds, 1e-6)
         self.rate = rate if self.rate is None else 0.9 * self.rate + 0.1 * rate
 
 
@@ -116,15 +103,10 @@ async def read_uploads(request: Request, max_images: int) -> list[Upload]:
         HTTPException: There is no image, or there are too many, or the form is damaged.
         ClientDisconnect: The client has disconnected.
     """
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding != "identity":
-        raise HTTPException(415, f"Content-Encoding {quoted(encoding)}: send images uncompressed")
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind == b"multipart/form-data":
-        charset = options.get(b"charset", _CHARSETS[0])
-        if charset.lower() not in _CHARSETS:
-            name = quoted(charset.decode("latin-1"))
-            raise HTTPException(415, f"the multipart form is in {name}: use UTF-8")
+        if options.get(b"charset", b"utf-8").lower() not in _CHARSETS:
+            raise HTTPException(415, "the names of a multipart form are in UTF-8")
         uploads = await _form_uploads(request, max_images)
     else:
         uploads = [Upload("", await request.body())]

@@ -7,7 +7,6 @@ and dark mode, phone width, print, and sortable tables.
 import base64
 import io
 import os
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,11 @@ from urllib.parse import quote
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
 from PIL import Image
 
 from finetune.system.messages import shown
 
 _TEMPLATES = Path(__file__).parents[1]
-_FLAG = re.compile(r"(--[\w.]+)")
 
 
 def render(template: str, **values: Any) -> str:
@@ -45,16 +42,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["shown"] = shown
-    environment.filters["unbroken_flags"] = unbroken_flags
     return environment
-
-
-def unbroken_flags(text: str) -> Markup:
-    """Return text, escaped, in which no line ends within a flag such as `--data.val_fraction`.
-
-    Browsers break lines after hyphens, which would leave `--` alone at the end of a line.
-    """
-    return Markup(_FLAG.sub(r'<span class="nowrap">\1</span>', str(escape(shown(text)))))
 
 
 def link_to(path: str | os.PathLike[str], page: str | Path) -> str:
@@ -65,10 +53,15 @@ def link_to(path: str | os.PathLike[str], page: str | Path) -> str:
     return quote(os.fsencode(os.path.relpath(text, Path(page).parent)))
 
 
-def thumbnail(image: np.ndarray, side: int) -> str:
-    """Return an image (H, W, 3) or (H, W) uint8 as a data URL, with at most `side` pixels on the longer side."""
+def webp(image: np.ndarray, side: int, quality: int = 75) -> bytes:
+    """Return an image (H, W, 3) or (H, W) uint8 as a WebP file, with at most `side` pixels on the longer side."""
     smaller = Image.fromarray(image)
     smaller.thumbnail((side, side), Image.Resampling.BILINEAR)
     content = io.BytesIO()
-    smaller.save(content, format="WebP", quality=75, method=2)
-    return f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode()}"
+    smaller.save(content, format="WebP", quality=quality, method=1)
+    return content.getvalue()
+
+
+def thumbnail(image: np.ndarray, side: int) -> str:
+    """Return an image as a data URL, as `webp`."""
+    return f"data:image/webp;base64,{base64.b64encode(webp(image, side)).decode()}"

@@ -7,14 +7,13 @@ import pytest
 from promise import promise
 from reviews import MOVED, job_of
 
+from finetune.commands.review import list_images
 from finetune.data.corrections import CorrectionsFile
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.listing import ScanOptions
 from finetune.review import review_session
-from finetune.review.decisions import Conflict
 from finetune.review.ranking_job import LabelsNow
-from finetune.review.review_images import list_images
-from finetune.review.review_session import ReviewSession
+from finetune.review.review_session import Conflict, ReviewSession
 
 
 def name_at(session, position):

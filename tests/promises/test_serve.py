@@ -24,7 +24,7 @@ from paths import ROOT
 from processes import Process, start
 from promise import control, promise
 
-from finetune.serving.access_log import file_fingerprint
+from finetune.commands.serve import fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -147,4 +147,4 @@ def test_serve_with_log_json_has_requests_alone_on_stdout(served_run, colours):
         assert service.stopped(signal.SIGTERM) == 0
         (line,) = map(json.loads, service.process.stdout.splitlines())
     assert line["request_id"] == headers["X-Request-ID"] and line["status"] == 200
-    assert line["model"] == file_fingerprint(served_run / "checkpoints/best.ckpt")
+    assert line["model"] == fingerprint(served_run / "checkpoints/best.ckpt")

@@ -8,11 +8,11 @@ import torch
 from starlette.testclient import TestClient
 from torch import Tensor, nn
 
+from finetune.commands.review import list_images
 from finetune.data.corrections import CorrectionsFile
 from finetune.features.image_features import FeatureNetwork
 from finetune.review.ranking_job import RankingJob
 from finetune.review.review_app import make_review_app
-from finetune.review.review_images import list_images
 from finetune.review.review_session import ReviewSession
 
 TOKEN = "word"

@@ -111,7 +111,7 @@ def test_mistakes_of_a_run_with_several_labels_are_those_with_other_labels():
         unread=[],
     )
     labels = np.array([[0, 0, 1], [1, 0, 0], [0, 0, 1]], np.uint8)
-    mistakes = find_mistakes(found, {"a": 1, "b": 0, "c": 2}, labels, NAMES)
+    mistakes = find_mistakes(found, [1, 0, 2], labels, NAMES)
     assert {i: (text, round(p, 6)) for i, (text, p) in mistakes.items()} == {
         1: ("cat + dog", 0.2),
         0: ("no label", 0.4),
@@ -123,7 +123,7 @@ def test_mistakes_of_a_run_with_other_classes_are_those_that_the_review_knows():
     p = np.where(decided, 0.8, 0.1)
     paths = ["a", "b", "c", "elsewhere"]
     found = Predictions(["cat", "dog", "elk"], paths, True, decided, decided, p, [])
-    mistakes = find_mistakes(found, {"a": 0, "b": 1, "c": 2}, np.array([1, 2, 0]), NAMES)
+    mistakes = find_mistakes(found, [0, 1, 2, None], np.array([1, 2, 0]), NAMES)
     # dog, which the run knows, and owl, which it does not; elk is no class of the review
     assert {i: (text, round(p, 6)) for i, (text, p) in mistakes.items()} == {
         0: ("cat", 0.1),
