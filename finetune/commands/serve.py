@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from finetune.settings.all_commands import ServeSettings
 from finetune.system.machine import num_cores
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TOKEN = "FINETUNE_TOKEN"
-Precision = Literal["32-true", "64-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed"]
 
 
 def serve(options: ServeSettings) -> None:
