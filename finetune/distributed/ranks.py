@@ -81,8 +81,7 @@ def _observe(processes: list[subprocess.Popen]) -> None:
             if None not in codes:
                 return
             time.sleep(0.5)
-        rank = next(i for i, code in enumerate(codes, 1) if code)
-        code = codes[rank - 1]
+        rank, code = next((i, code) for i, code in enumerate(codes, 1) if code)
         was_stopped = code in _STOPPED
         if ending.wait(_TIME_TO_STOP if was_stopped else _GRACE):
             if was_stopped:
