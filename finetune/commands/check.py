@@ -16,18 +16,12 @@ from finetune.data.checking.checks import (
     file_findings,
     scan_findings,
 )
-from finetune.data.checking.duplicates import find_copies, is_blank
-from finetune.data.checking.findings import (
-    Finding,
-    duplicate_findings,
-    shortcut_findings,
-    worst_first,
-)
+from finetune.data.checking.copies import duplicate_findings, find_copies, is_blank
+from finetune.data.checking.findings import Finding, worst_first
 from finetune.data.checking.image_facts import Facts, collect_facts, inspect_images
 from finetune.data.checking.series import series_findings
-from finetune.data.checking.shortcuts import shortcuts
-from finetune.data.corrected_samples import correct
-from finetune.data.corrections import read_corrections
+from finetune.data.checking.shortcuts import shortcut_findings
+from finetune.data.corrections import correct, read_corrections
 from finetune.data.data_set import DataSet
 from finetune.data.datasets.scan import scan
 from finetune.data.listing import ScanOptions
@@ -219,9 +213,8 @@ def _findings(data: DataSet, facts: Facts, network: "FeatureNetwork | None") -> 
     yield from class_findings(data)
     seen = np.flatnonzero(facts.is_readable & ~is_blank(facts))
     yield from series_findings(data, facts, seen)
-    of_class = shortcuts(facts, seen, "class", data.set_of, data.class_names)
-    of_split = shortcuts(facts, seen, "split", data.split_of, list(data.splits))
-    yield from shortcut_findings(of_class + of_split)
+    yield from shortcut_findings(facts, seen, "class", data.set_of, data.class_names)
+    yield from shortcut_findings(facts, seen, "split", data.split_of, list(data.splits))
 
 
 def _print_findings(data: DataSet, findings: list[Finding]) -> None:

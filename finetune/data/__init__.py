@@ -6,14 +6,13 @@ Lists of images:
   with its `faults`.
 - `datasets`: the package that finds the images of a place, in folders or by the package `tables`, each as a `listing`.
   `walk` finds image files.
-- From a data set to a data set: `groups` puts images into groups that share a split, `drawn_splits` draws splits by the
-  hashes of `splits`, and `corrected_samples` applies the labels of a corrections.csv, which `corrections` reads.
+- From a data set to a data set: `drawn_splits` draws splits by the hashes of `splits`, also of groups of images that
+  share one, and `corrections` applies the labels of a corrections.csv.
 - `local_folders`: the folder of any place: `archives` are unpacked, and datasets of the hub downloaded, once. A folder
   of a bucket, such as s3://bucket/x, stays an address: its `mirror` has the list, and a copy of each file that was
   read from the `bucket`. `image_files` lists folders, stats files and opens them, wherever they are.
 - `prediction_paths`: the images to predict.
-- `seen_record`: the record of the training images, by the digests of
-  `file_facts`. `seen` excludes them from evaluation.
+- `seen`: the record of the training images, by the digests of `file_facts`, which excludes them from evaluation.
 
 One image:
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.system.file_names import composed
-from finetune.system.messages import WrongUsage, did_you_mean, reason
+from finetune.system.messages import NotFound, WrongUsage, did_you_mean, reason
 
 BALANCED = "balanced"
 # A weight other than 0 is within these bounds, in which float32 computes losses without overflow.
@@ -24,23 +24,27 @@ def parse_class_weights(value: Mapping[str, Any] | str | None) -> dict[str, floa
     """Return the weights that an option gives by class name; `balanced` and None as they are.
 
     Args:
-        value: A mapping, also as the text of a dict from Python; `balanced`; text such as `cat:2,dog:0.5`; or the path
-            of a .yaml file with a mapping.
+        value: A mapping; `balanced`; text such as `cat:2,dog:0.5`; or the path of a .yaml file with a mapping.
 
     Raises:
-        WrongUsage: The value has another form, a class occurs twice, or a weight is invalid.
-        FileNotFoundError: The file does not exist.
+        WrongUsage: The value has another form, a class occurs twice, a weight is invalid, or the file cannot be read.
     """
     if value is None or value == BALANCED:
         return value
     if isinstance(value, Mapping):
         return _checked(value.items(), "class_weights")
     text = value.strip()
-    if os.path.splitext(text)[1].lower() == ".yaml":
-        return _checked(_pairs_of_file(Path(os.path.expanduser(text))), f"class_weights {text}")
-    if text.startswith("{"):
-        return _checked(_pairs_of_yaml(text, "class_weights"), "class_weights")
-    return _checked(_pairs_of_text(text), "class_weights")
+    if text.lower().endswith(".yaml"):
+        path = Path(os.path.expanduser(text))
+        return _checked(_read(path).items(), f"class_weights {path}")
+    if ":" not in text:
+        raise WrongUsage(f"class_weights cannot be {text!r}; it takes {_FORMS}")
+    pairs = [part.partition(":") for part in text.split(",")]
+    for name, colon, weight in pairs:
+        if not name.strip() or not weight.strip() or ":" in weight:
+            part = f"{name}{colon}{weight}".strip()
+            raise WrongUsage(f"class_weights: {part!r} is not CLASS:WEIGHT; {_OF_FILES}")
+    return _checked([(name.strip(), weight) for name, _, weight in pairs], "class_weights")
 
 
 def weights_of_classes(weights: Mapping[str, float], class_names: Sequence[str]) -> list[float]:
@@ -79,49 +83,21 @@ def check_weighted(
             raise WrongUsage(f"class_weights: all images of {split} are of classes with weight 0")
 
 
-def _pairs_of_text(text: str) -> list[tuple[str, Any]]:
-    """Return the classes and weights of a text such as `cat:2,dog:0.5`."""
-    if ":" not in text:
-        raise WrongUsage(f"class_weights cannot be {text!r}; it takes {_FORMS}")
-    pairs: list[tuple[str, Any]] = []
-    for part in text.split(","):
-        name, _, weight = part.partition(":")
-        if part.count(":") != 1 or not name.strip() or not weight.strip():
-            raise WrongUsage(f"class_weights: {part.strip()!r} is not CLASS:WEIGHT; {_OF_FILES}")
-        pairs.append((name.strip(), weight.strip()))
-    return pairs
+def _read(path: Path) -> dict[str, Any]:
+    """Return the mapping in a .yaml file. Names and numbers are texts, so that a class may be named 1 or yes."""
+    import yaml  # only if the option names a file: its import takes time
 
-
-def _pairs_of_file(path: Path) -> list[tuple[str, Any]]:
-    """Return the classes and weights of a .yaml file."""
-    if not path.is_file():
-        what = "is not a file" if path.exists() else "does not exist"
-        raise FileNotFoundError(f"class_weights: {str(path)!r} {what}")
     try:
-        text = path.read_text("utf-8-sig")
+        content = yaml.load(path.read_text("utf-8-sig"), yaml.BaseLoader)
+    except FileNotFoundError as error:
+        raise NotFound(f"class_weights: {str(path)!r} does not exist") from error
     except (OSError, UnicodeDecodeError) as error:
         raise WrongUsage(f"class_weights: cannot read {path}: {reason(error)}") from error
-    return _pairs_of_yaml(text, f"class_weights: {path}")
-
-
-def _pairs_of_yaml(text: str, source: str) -> list[tuple[str, Any]]:
-    """Return the pairs of a mapping. Names and numbers are read as text, so that a class may be named 1 or yes."""
-    import yaml  # only if the option has YAML: its import takes time
-
-    try:
-        node = yaml.compose(text, yaml.BaseLoader)
     except (yaml.YAMLError, RecursionError) as error:
-        raise WrongUsage(f"{source} is not valid YAML: {reason(error)}") from error
-    if not isinstance(node, yaml.MappingNode):
-        raise WrongUsage(f"{source} must be a mapping such as {{cat: 2, dog: 0.5}}")
-    pairs = [
-        (key.value, value.value if isinstance(value, yaml.ScalarNode) else "a list or mapping")
-        for key, value in node.value
-    ]
-    for name, _ in pairs:
-        if not isinstance(name, str):
-            raise WrongUsage(f"{source} must be a mapping such as {{cat: 2, dog: 0.5}}")
-    return pairs
+        raise WrongUsage(f"class_weights: {path} is not valid YAML: {reason(error)}") from error
+    if not isinstance(content, dict):
+        raise WrongUsage(f"class_weights: {path} must be a mapping such as {{cat: 2, dog: 0.5}}")
+    return content
 
 
 def _checked(pairs: Iterable[tuple[str, Any]], source: str) -> dict[str, float]:
@@ -135,18 +111,14 @@ def _checked(pairs: Iterable[tuple[str, Any]], source: str) -> dict[str, float]:
         name = composed(str(original))
         if name in weights:
             raise WrongUsage(f"{source}: the class {name!r} occurs twice")
-        weights[name] = _weight(value, f"{source}: the weight of {name!r}")
+        try:
+            weight = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            weight = math.nan
+        if weight != 0 and not _LEAST <= weight <= _MOST:
+            usual = f"0 or a number from {_LEAST:f} to {_MOST:,.0f}"
+            raise WrongUsage(f"{source}: the weight of {name!r} must be {usual}, not {value!r}")
+        weights[name] = abs(weight)  # not -0.0
     if not weights:
         raise WrongUsage(f"{source}: there are no classes; it takes {_FORMS}")
     return weights
-
-
-def _weight(value: Any, what: str) -> float:
-    """Return a weight as a number."""
-    try:
-        weight = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        weight = math.nan
-    if weight == 0 or _LEAST <= weight <= _MOST:
-        return abs(weight)  # not -0.0
-    raise WrongUsage(f"{what} must be 0 or a number from {_LEAST:f} to {_MOST:,.0f}, not {value!r}")

@@ -6,7 +6,7 @@ The columns are path, was, now, by and when:
 - `was`: its class by the folder or table.
 - `now`: its class by the decision. The same class confirms the label, `excluded` excludes the image, and an empty value
   withdraws earlier decisions.
-- `by`, `when`: the name of the person, and the time. They are not read, and a file may lack them.
+- `by`, `when`: the name of the person, and the time. They are not read, and a line may lack them.
 
 If images have several labels, `was` and `now` hold labels separated by `;`, or a JSON list: `[]` for no label, and for
 labels that contain a `;`.
@@ -23,14 +23,20 @@ import io
 import json
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from finetune.data.data_set import Changes, DataSet, label_set_name
+from finetune.data.listing import ScanOptions
+from finetune.data.samples import Samples
 from finetune.system.file_names import composed
 from finetune.system.files import lock_if_supported
-from finetune.system.messages import NotFound, WrongUsage, counted, shown
+from finetune.system.messages import NotFound, WrongUsage, did_you_mean, shown
 
 COLUMNS = ("path", "was", "now", "by", "when")
 EXCLUDED = "excluded"
@@ -38,6 +44,8 @@ WITHDRAWN = ""
 _LABEL_SEPARATOR = ";"
 _REQUIRED = 3  # of these columns
 _MAX_BYTES = 2**28  # about two million lines
+_MOST_PAIRS = 10  # kinds of changed labels that a report lists
+_AS_FOUND = ScanOptions()
 
 
 class Correction(NamedTuple):
@@ -48,59 +56,6 @@ class Correction(NamedTuple):
     now: str
     by: str = ""
     when: str = ""
-
-
-@dataclass(frozen=True)
-class Changes:
-    """What a file of corrections has changed in a data set.
-
-    Attributes:
-        file: Path of the file.
-        splits: For each split that was corrected the numbers of images that were `changed`, `excluded` and
-            `confirmed`, of corrections that are `outdated`, because the label has changed since, and the most frequent
-            `pairs` of labels before and now, each with its number.
-        unknown: Number of corrections of images that are not in the data set.
-        in_test: Number of corrections of test images, which were not applied.
-        has_several: Whether images have several labels.
-    """
-
-    file: str
-    splits: Mapping[str, Mapping[str, Any]]
-    unknown: int = 0
-    in_test: int = 0
-    has_several: bool = False
-
-    def total(self, what: str) -> int:
-        """Return a number over all splits."""
-        return sum(split[what] for split in self.splits.values())
-
-    def line(self) -> str:
-        """Return a text with the numbers."""
-        changed = self.total("changed")
-        labels = counted(changed, "label")
-        if self.has_several:
-            labels = f"labels of {counted(changed, 'image')}"
-        text = f"corrections: {shown(self.file)}: {labels} changed, "
-        text += f"{counted(self.total('excluded'), 'image')} excluded"
-        of_test = self.splits.get("test", {"changed": 0, "excluded": 0})
-        if num := of_test["changed"] + of_test["excluded"]:
-            text += f", {num:,} of them in test"
-        if self.in_test:
-            text += f"; {self.in_test:,} of test images not applied (--data.correct_test true)"
-        if outdated := self.total("outdated"):
-            text += f"; {outdated:,} skipped, because the label has changed since"
-        if self.unknown:
-            text += f"; {self.unknown:,} of images that are not in the data set"
-        return text
-
-    def plain(self) -> dict[str, Any]:
-        """Return the numbers for JSON."""
-        return {
-            "file": self.file,
-            "splits": self.splits,
-            "unknown": self.unknown,
-            "in_test": self.in_test,
-        }
 
 
 def join_labels(labels: Sequence[str]) -> str:
@@ -150,18 +105,14 @@ def last_decisions(lines: Iterable[Correction]) -> dict[str, Correction]:
 
 
 def parse_corrections(content: bytes, file: object) -> list[Correction]:
-    """Return the lines of a file in order.
-
-    Args:
-        content: The content of the file.
-        file: Its path, for messages.
+    """Return the lines in the content of a file, in order.
 
     Raises:
-        ValueError: A line is not valid.
+        ValueError: A line is not valid. The message names the file and the line.
     """
     text = content.decode("utf-8-sig", "surrogateescape")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    lines = []
+    lines: list[Correction] = []
     try:
         columns = tuple(name.strip().lower() for name in next(reader, []))
         if len(columns) < _REQUIRED or columns != COLUMNS[: len(columns)]:
@@ -170,11 +121,11 @@ def parse_corrections(content: bytes, file: object) -> list[Correction]:
             )
         for values in filter(None, reader):
             where = f"{file}, line {reader.line_num}"
-            if len(values) != len(columns):
-                raise ValueError(f"{where} has {len(values)} values, expected {len(columns)}")
+            if not _REQUIRED <= len(values) <= len(COLUMNS):
+                raise ValueError(f"{where} has {len(values)} values, expected {len(COLUMNS)}")
             line = Correction(*values)
             if not line.path or not line.was:
-                raise ValueError(f"{where} has no {'path' if not line.path else 'was'}")
+                raise ValueError(f"{where} has no {'was' if line.path else 'path'}")
             for name in (line.was, line.now):
                 if shown(name) != name:
                     raise ValueError(f"{where}: '{shown(name)}' is not the name of a class")
@@ -200,10 +151,7 @@ def _read_all(descriptor: int, file: object) -> bytes:
     size = os.fstat(descriptor).st_size
     if size > _MAX_BYTES:
         raise ValueError(f"{file} has {size:,} bytes, more than {_MAX_BYTES:,}")
-    content = bytearray()
-    while part := os.pread(descriptor, 2**20, len(content)):
-        content += part
-    return bytes(content)
+    return os.pread(descriptor, size, 0)
 
 
 class CorrectionsFile:
@@ -251,17 +199,16 @@ class CorrectionsFile:
             ValueError: A line of the file is not valid, or this one would not be.
             OSError: The line cannot be written. The file is as it was.
         """
+        header = _record(COLUMNS)
+        record = _record(correction)
+        added = parse_corrections(header + record, self.path)
         with _opened(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT) as descriptor:
             lock_if_supported(descriptor, fcntl.LOCK_EX)
             self._load(descriptor)
             check()
             size = os.fstat(descriptor).st_size
-            header = os.pread(descriptor, 100, 0).split(b"\n")[0]
-            num_columns = len(header.split(b",")) if size else len(COLUMNS)
-            record = _record(correction[:num_columns])
-            added = parse_corrections(_record(COLUMNS[:num_columns]) + record, self.path)
             if size == 0:
-                record = _record(COLUMNS) + record
+                record = header + record
             elif os.pread(descriptor, 1, size - 1) != b"\n":
                 record = b"\n" + record
             try:
@@ -293,3 +240,95 @@ def _record(values: Iterable[str]) -> bytes:
     # with \r\n, because csv quotes a carriage return in a field only then
     csv.writer(line, lineterminator="\r\n").writerow(list(values))
     return line.getvalue().removesuffix("\r\n").encode("utf-8", "surrogateescape") + b"\n"
+
+
+def correct(
+    data: DataSet,
+    file: str,
+    decisions: Mapping[str, Correction],
+    options: ScanOptions = _AS_FOUND,
+    with_test: bool = False,
+) -> DataSet:
+    """Return a data set with corrected labels, without the images and splits that are excluded now.
+
+    Splits, names and order of the images stay.
+
+    Args:
+        data: The data set.
+        file: Path of the file of corrections.
+        decisions: The decisions in it, as `read_corrections` returns them.
+        options: How the data set was read. An image that is corrected to an excluded class is excluded.
+        with_test: Whether to correct test images, too.
+
+    Raises:
+        ValueError: An image is corrected to an unknown class, or all images are excluded.
+    """
+    splits = dict(data.splits)
+    changes: dict[str, dict[str, Any]] = {}
+    num_known = 0
+    in_test = 0
+    for split, samples in data.splits.items():
+        corrected, num, pairs = _correct_split(data, samples, file, decisions, options)
+        num_known += num.total()
+        if split == "test" and not with_test:
+            in_test = num["changed"] + num["excluded"]
+            continue
+        kinds = ("changed", "excluded", "confirmed", "outdated")
+        most = [[*pair, times] for pair, times in pairs.most_common(_MOST_PAIRS)]
+        changes[split] = {**{kind: num[kind] for kind in kinds}, "pairs": most}
+        splits[split] = corrected
+        if not len(corrected):
+            del splits[split]
+    if not splits:
+        raise ValueError(f"{file}: no image is left, because all are excluded")
+    unknown = len(decisions) - num_known
+    applied = Changes(file, changes, unknown, in_test, data.label_kind == "several")
+    return replace(data, splits=splits, corrections=applied)
+
+
+def _correct_split(
+    data: DataSet,
+    samples: Samples,
+    file: str,
+    decisions: Mapping[str, Correction],
+    options: ScanOptions,
+) -> tuple[Samples, Counter[str], Counter[tuple[str, str]]]:
+    """Return the corrected images of a split, the number of decisions of each kind, and of each change of labels."""
+    number_of = {composed(name): k for k, name in enumerate(data.class_names)}
+    is_single = data.label_kind == "single"
+
+    def parse(text: str) -> set[str]:
+        return set(options.changed([composed(text)] if is_single else split_labels(text)))
+
+    labels = samples.targets.labels.copy()
+    is_kept = np.ones(len(samples), bool)
+    num: Counter[str] = Counter()
+    pairs: Counter[tuple[str, str]] = Counter()
+    for i, name in enumerate(samples.names()):
+        correction = decisions.get(composed(name))
+        if correction is None:
+            continue
+        before = [int(labels[i])] if is_single else np.flatnonzero(labels[i]).tolist()
+        now = parse(correction.now)
+        is_excluded = composed(correction.now) == EXCLUDED and EXCLUDED not in number_of
+        if {number_of.get(label, -1) for label in parse(correction.was)} != set(before):
+            num["outdated"] += 1
+        elif is_excluded or (is_single and not now):
+            num["excluded"] += 1
+            is_kept[i] = False
+        elif unknown := sorted(now - number_of.keys()):
+            hint = did_you_mean(unknown[0], data.class_names)
+            raise ValueError(
+                f"{file}: {shown(name)} is corrected to {unknown[0]!r}, which is not a class of the data set{hint}"
+            )
+        elif (after := sorted(number_of[label] for label in now)) == before:
+            num["confirmed"] += 1
+        else:
+            num["changed"] += 1
+            was, is_now = (
+                label_set_name([data.class_names[k] for k in of]) for of in (before, after)
+            )
+            pairs[was, is_now] += 1
+            labels[i] = after[0] if is_single else np.isin(np.arange(len(number_of)), after)
+    corrected = replace(samples, targets=replace(samples.targets, labels=labels))
+    return corrected.take(np.flatnonzero(is_kept)), num, pairs

@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from finetune.data.addresses import is_address, is_dataset
+from finetune.data.addresses import is_address, is_dataset, real_place
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")  # suffixes
 RUNS_MARK = ".finetune"  # an empty file in a folder of runs, whose images are no data
@@ -48,3 +48,23 @@ def at_place(arguments: Mapping[str, Any], explicit: Collection[str]) -> dict[st
     elif "root" in explicit and "table" not in explicit:
         dropped = _OF_TABLES
     return {name: value for name, value in arguments.items() if name not in dropped}
+
+
+def for_other_place(arguments: Mapping[str, Any], place: str | None) -> dict[str, Any]:
+    """Return the arguments of an earlier data module for a command that may name another data set.
+
+    Corrections, groups and folds belong to the images of their data set: another one has none. A regular expression of
+    an untrusted checkpoint could take for ever.
+
+    Args:
+        arguments: The arguments of the earlier data module.
+        place: The folder or table that the command names; None for none.
+    """
+    before = place_of(arguments)
+    if place is None or (before and real_place(place) == real_place(before)):
+        return dict(arguments)
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name not in ("corrections", "correct_test", "group_by", "num_folds", "fold")
+    }

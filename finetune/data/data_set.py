@@ -1,26 +1,77 @@
 """The images of a data set with their classes and splits, and what is wrong with them.
 
-`datasets.scan` makes a `DataSet` from a folder or a table. `groups`, `drawn_splits` and `corrected_samples` have the
-functions from a `DataSet` to a `DataSet`.
+`datasets.scan` makes a `DataSet` from a folder or a table. `drawn_splits` and `corrections` have the functions from a
+`DataSet` to a `DataSet`.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.data.corrections import Changes
 from finetune.data.faults import Fault
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.targets import ClassIndex, MultiHot, Targets
+from finetune.system.messages import counted, shown
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from finetune.data.seen_record import SeenRecord
+    from finetune.data.seen import SeenRecord
     from finetune.settings.schema import LabelKind
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a file of corrections has changed in a data set.
+
+    Attributes:
+        file: Path of the file.
+        splits: For each split that was corrected the numbers of images that were `changed`, `excluded` and
+            `confirmed`, of corrections that are `outdated`, because the label has changed since, and the most frequent
+            `pairs` of labels before and now, each with its number.
+        unknown: Number of corrections of images that are not in the data set.
+        in_test: Number of corrections of test images, which were not applied.
+        has_several: Whether images have several labels.
+    """
+
+    file: str
+    splits: Mapping[str, Mapping[str, Any]]
+    unknown: int = 0
+    in_test: int = 0
+    has_several: bool = False
+
+    def total(self, what: str) -> int:
+        """Return a number over all splits."""
+        return sum(split[what] for split in self.splits.values())
+
+    def line(self) -> str:
+        """Return a text with the numbers."""
+        changed = self.total("changed")
+        labels = (
+            f"labels of {counted(changed, 'image')}"
+            if self.has_several
+            else counted(changed, "label")
+        )
+        text = f"corrections: {shown(self.file)}: {labels} changed, "
+        text += f"{counted(self.total('excluded'), 'image')} excluded"
+        of_test = self.splits.get("test", {"changed": 0, "excluded": 0})
+        if num := of_test["changed"] + of_test["excluded"]:
+            text += f", {num:,} of them in test"
+        if self.in_test:
+            text += f"; {self.in_test:,} of test images not applied (--data.correct_test true)"
+        if outdated := self.total("outdated"):
+            text += f"; {outdated:,} skipped, because the label has changed since"
+        if self.unknown:
+            text += f"; {self.unknown:,} of images that are not in the data set"
+        return text
+
+    def plain(self) -> dict[str, Any]:
+        """Return the numbers for JSON."""
+        names = ("file", "splits", "unknown", "in_test")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from finetune.data.data_set import DataSet
 from finetune.data.data_settings import missing_split_message, parse_merge, required_folder
 from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.device_copy import DeviceCopy
-from finetune.data.groups import check_group_by
+from finetune.data.drawn_splits import check_group_by
 from finetune.data.image_cache import is_worthwhile, read_from_cache
 from finetune.data.image_files import kind_of
 from finetune.data.loader import (
@@ -35,7 +35,7 @@ from finetune.data.mixing import Mixing
 from finetune.data.prediction_paths import unlabelled_samples
 from finetune.data.samplers import EvalBatches, TrainBatches, evenly_spaced, run_seed
 from finetune.data.samples import Samples
-from finetune.data.seen_record import SeenRecord, build_record
+from finetune.data.seen import SeenRecord, build_record
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.train_loader import TrainLoader
 from finetune.data.transforms import eval_transform, train_transform

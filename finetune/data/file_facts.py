@@ -46,11 +46,6 @@ def look_at(paths: Sequence[str]) -> FileFacts:
     return FileFacts(facts["digest"].copy(), facts["is_image"].copy())
 
 
-def look_at_heads(paths: Sequence[str]) -> np.ndarray:
-    """Return whether files begin like images, (N,) bool, from their first bytes."""
-    return np.array([*map_pieces(_begins_like_image, paths)], bool)
-
-
 def sizes_of_some(paths: Sequence[str]) -> np.ndarray:
     """Return height and width of some images, (n, 2), before EXIF rotation; (0, 0) if they cannot be read.
 
@@ -99,14 +94,6 @@ def _look(path: str) -> tuple[int, bool]:
     except OSError:  # reading the image will report it
         return int(UNKNOWN), False
     return _digest(size, pieces), is_image
-
-
-def _begins_like_image(path: str) -> bool:
-    try:
-        _, pieces = read_pieces(path, NUM_HEAD_BYTES, lambda size: (0,))
-    except OSError:
-        return False
-    return begins_like_image(pieces[0])
 
 
 def _digest(size: int, pieces: Sequence[bytes]) -> int:

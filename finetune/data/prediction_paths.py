@@ -48,52 +48,53 @@ def files_to_predict(
         skip: Skip unreadable folders and links that form a cycle. Otherwise they are an error.
         is_logged: Log other files of a folder that were skipped.
         columns: Column names of tables by role, for example those of a checkpoint; they need not exist.
+
+    Raises:
+        FileNotFoundError: A path has no images.
+        ValueError: A folder has faults, or a table has no column of paths.
     """
-    if isinstance(images, str):
-        return _expand(os.path.expanduser(images), skip, is_logged, columns or {})
-    return PathList(
-        path
-        for pattern in images
-        for path in _expand(os.path.expanduser(pattern), skip, is_logged, columns or {})
-    )
+    places = [images] if isinstance(images, str) else images
+    found: list[PathList] = []
+    for place in map(os.path.expanduser, places):
+        path = local_folder(place)
+        kind = kind_of(path)
+        if kind == "folder":
+            paths = _images_in(path, place, skip, is_logged)
+        elif kind == "file" and path.lower().endswith(".txt"):
+            paths = _paths_in_list(path)
+        elif kind == "file" and is_table(path):
+            if is_in_bucket(path):
+                raise ValueError(
+                    f"the table {place!r} is not a local file: copy it to a local folder"
+                )
+            paths = PathList(listed_paths(Path(path), columns or {}))
+        elif kind == "file":
+            paths = PathList([path])
+        else:
+            paths = PathList(filter(os.path.isfile, sorted(glob.glob(path, recursive=True))))
+        if not len(paths):
+            what = "it has no images" if kind else "there is no image, folder, list or glob"
+            raise FileNotFoundError(f"{place!r}: {what}")
+        found.append(paths)
+    return PathList.joined(found)
 
 
-def _expand(
-    place: str, skip: bool, is_logged: bool, columns: Mapping[str, Sequence[str]]
-) -> PathList:
-    pattern = local_folder(place)
-    kind = kind_of(pattern)
-    if kind == "folder":
-        skipped = Skipped()
-        paths = PathList(find_images(pattern, skipped))
-        refuse_faults(skipped.faults, skip)
-        for note in (
-            [*map(Fault.line, skipped.faults), *skipped.notes(pattern)] if is_logged else []
-        ):
-            log.warning("%s", note)
-        missing = f"the folder {place!r} has no images; {skipped.supported()}"
-    elif kind == "file" and pattern.lower().endswith(".txt"):
-        with io.TextIOWrapper(
-            open_file(pattern), encoding="utf-8-sig", errors="surrogateescape"
-        ) as lines:
-            listed = [line.rstrip("\r\n") for line in lines if line.strip()]
-        if any(map(is_in_bucket, listed)):
-            raise ValueError(f"the list {place!r} has addresses: pass the folder of the images")
-        paths = PathList(listed)
-        missing = f"the list {place!r} has no images"
-    elif kind == "file" and is_table(pattern):
-        if is_in_bucket(pattern):
-            raise ValueError(f"the table {place!r} is not a local file: copy it to a local folder")
-        paths = PathList(listed_paths(Path(pattern), columns))
-        missing = f"the table {place!r} has no images"
-    elif kind == "file":
-        paths = PathList([pattern])
-        missing = ""
-    else:
-        paths = PathList(
-            path for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)
-        )
-        missing = f"there is no image, folder, list or glob {place!r}"
+def _images_in(folder: str, place: str, skip: bool, is_logged: bool) -> PathList:
+    """Return the images in a folder. What is skipped is logged."""
+    skipped = Skipped()
+    paths = PathList(find_images(folder, skipped))
+    refuse_faults(skipped.faults, skip)
     if not len(paths):
-        raise FileNotFoundError(missing)
+        raise FileNotFoundError(f"the folder {place!r} has no images; {skipped.supported()}")
+    if is_logged:
+        for note in [*map(Fault.line, skipped.faults), *skipped.notes(folder)]:
+            log.warning("%s", note)
     return paths
+
+
+def _paths_in_list(path: str) -> PathList:
+    with io.TextIOWrapper(open_file(path), "utf-8-sig", "surrogateescape") as lines:
+        listed = [line.rstrip("\r\n") for line in lines if line.strip()]
+    if any(map(is_in_bucket, listed)):
+        raise ValueError(f"the list {path!r} has addresses: pass the folder of the images")
+    return PathList(listed)

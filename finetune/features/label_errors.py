@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
-from finetune.data.checking.duplicates import Pair, connected
+from finetune.data.checking.copies import Pair, connected
 from finetune.data.checking.findings import Finding, Row
 from finetune.data.data_set import DataSet
 from finetune.data.targets import MultiHot

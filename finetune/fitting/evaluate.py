@@ -14,10 +14,9 @@ from pytorch_lightning import Trainer, seed_everything
 from pytorch_lightning.callbacks import Callback
 
 import finetune
-from finetune.data.corrected_samples import for_other_place
-from finetune.data.data_place import address_in, at_place, place_of
+from finetune.data.data_place import address_in, at_place, for_other_place, place_of
 from finetune.data.datamodule import ImageDataModule, open_data
-from finetune.data.groups import is_pattern
+from finetune.data.drawn_splits import BY_FOLDER
 from finetune.data.seen import exclude_seen
 from finetune.data.transforms import PREPARATION, preparation
 from finetune.fitting.build import (
@@ -216,7 +215,7 @@ def _check_images(
             raise WrongUsage("finetune predict needs images: finetune predict CKPT IMAGES")
         return
     group_by = arguments.get("group_by")
-    if is_pattern(group_by) and not layers.is_explicit("data.group_by"):
+    if group_by not in (None, BY_FOLDER) and not layers.is_explicit("data.group_by"):
         raise ValueError(
             "the images of the checkpoint's run are grouped by a regular expression, and one of a checkpoint could "
             f"take for ever: if you trust it, pass it as --data.group_by {shown(shlex.quote(str(group_by)))}"

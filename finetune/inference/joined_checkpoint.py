@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from finetune.data.seen_record import read_record
+from finetune.data.seen import read_record
 from finetune.inference.calibrated_head import calibrated_head
 from finetune.models.backbones import skeleton
 from finetune.models.stages import head_name

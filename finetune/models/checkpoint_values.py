@@ -118,7 +118,7 @@ def is_data_class(value: Any) -> bool:
 
 
 def is_seen(value: Any) -> bool:
-    """Return whether a value has the form that `data.seen_record` writes."""
+    """Return whether a value has the form that `data.seen` writes."""
     if value is None:
         return True
     if type(value) is not dict or value.keys() != {"train", "val"}:

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.data.checking.duplicates import connected, find_copies
+from finetune.data.checking.copies import connected, find_copies
 from finetune.data.checking.image_facts import collect_facts, inspect_images
 from finetune.data.data_set import DataSet
 from finetune.features.image_features import FeatureNetwork, image_features

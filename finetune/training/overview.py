@@ -11,12 +11,12 @@ import pytorch_lightning as pl
 import torch
 
 from finetune.data.batch_limits import batches_within, num_within
+from finetune.data.checking.checks import faulty_files, first_look
 from finetune.data.checking.findings import as_plain
-from finetune.data.checking.first_look import faulty_files, first_look
 from finetune.data.data_place import is_copied
 from finetune.data.datamodule import ImageDataModule
+from finetune.data.drawn_splits import straddling_groups, unequal_shares
 from finetune.data.file_facts import sizes_of_some
-from finetune.data.groups import straddling_groups, unequal_shares
 from finetune.data.transforms import cropped_area
 from finetune.system.messages import as_wrong_usage, counted
 from finetune.training.classifier import Classifier

@@ -8,11 +8,11 @@ from data_files import paths, small
 from promise import control, promise
 
 from finetune import ImageFolderData
-from finetune.data.corrected_samples import correct, for_other_place
-from finetune.data.corrections import Correction, CorrectionsFile, read_corrections
+from finetune.data.corrections import Correction, CorrectionsFile, correct, read_corrections
+from finetune.data.data_place import for_other_place
 from finetune.data.datasets.scan import scan
 from finetune.data.listing import ScanOptions
-from finetune.data.seen_record import build_record
+from finetune.data.seen import build_record
 from finetune.data.splits import stratified
 
 

@@ -18,8 +18,7 @@ from promise import promise
 
 from finetune import ImageFolderData
 from finetune.data.corrections import Correction, CorrectionsFile
-from finetune.data.seen import continue_record, exclude_seen
-from finetune.data.seen_record import build_record, fingerprint
+from finetune.data.seen import build_record, continue_record, exclude_seen, fingerprint
 from finetune.data.targets import ClassIndex
 
 

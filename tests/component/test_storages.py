@@ -20,10 +20,9 @@ from finetune import Classifier, ImageFolderData
 from finetune.data import bucket
 from finetune.data.addresses import StorageError
 from finetune.data.archives import unpacked
-from finetune.data.checking.findings import Finding, Row, as_plain
-from finetune.data.checking.first_look import first_look
+from finetune.data.checking.findings import Finding, Row
 from finetune.data.datasets.folders import class_folders
-from finetune.data.datasets.scan import ScanOptions, scan
+from finetune.data.datasets.scan import scan
 from finetune.data.file_facts import UNKNOWN, look_at
 from finetune.data.image_files import (
     absolute_path,
@@ -36,7 +35,7 @@ from finetune.data.image_files import (
 from finetune.data.local_folders import local_folder
 from finetune.data.mirror import Ahead, Mirror, map_files, mirror_of
 from finetune.data.prediction_paths import files_to_predict
-from finetune.data.seen_record import build_record
+from finetune.data.seen import build_record
 from finetune.data.walk import Skipped, find_images
 from finetune.reports.check_page import write_lists
 from finetune.system.messages import shown
@@ -103,10 +102,9 @@ def test_a_data_module_reads_the_same_data_set(place, colours):
     assert there.fingerprint == here.fingerprint and there.class_names == here.class_names
     results = []
     for data in (here, there):
-        look = as_plain(first_look(data.scanned), data.scanned)
         seen = build_record(data.splits["train"], data.splits["val"])
-        results.append((look, seen.train.tolist(), seen.val.tolist()))
-    assert results[0] == results[1] and len(results[0][1]) == len(data.splits["train"])
+        results.append((seen.train.tolist(), seen.val.tolist()))
+    assert results[0] == results[1] and len(results[0][0]) == len(data.splits["train"])
     for split, part in here.splits.items():
         other = there.splits[split]
         assert list(other.names()) == list(part.names())
@@ -283,7 +281,6 @@ def test_a_folder_in_s3_is_listed_once_and_each_image_copied_once(server):
         _ = [*map_files(content_of, part.paths)]
     assert server.requests == {"LIST": 1, "GET": sum(map(len, data.splits.values()))}
     server.requests.clear()
-    first_look(data.scanned)
     build_record(data.splits["train"], data.splits["val"])
     for _ in range(2):
         local_folder(f"{server.address}/set")  # as a later run does
@@ -301,26 +298,6 @@ def test_all_images_of_class_folders_in_s3_are_evaluated_without_a_second_list(s
     data.use_all_images("test")
     assert len(data.splits["test"]) == len(scan(f"{server.address}/set").splits["train"])
     assert server.requests == {"LIST": 2}  # of the data module, and of this test
-
-
-@pytest.mark.parametrize("has_e_tags", [True, False])
-def test_images_without_etags_are_compared_by_content(server, colours, tmp_path, has_e_tags):
-    """All objects have one time."""
-    server.has_e_tags = has_e_tags
-    copies = [str(tmp_path / name) for name in ("1.png", "2.png")]
-    for copy in copies:
-        shutil.copy(colours / "train/red/01.png", copy)
-    names = ["train/red/00.png", "train/blue/00.png"]
-    rows = [
-        f"{path},{label},{split}"
-        for pair, label in ((names, "red"), (copies, "violet"))
-        for path, split in zip(pair, ("train", "val"), strict=True)
-    ]
-    (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *rows]))
-    data = scan(str(tmp_path / "table.csv"), ScanOptions(root=f"{server.address}/set"))
-    leaks = [finding.rows for finding in first_look(data) if finding.kind == "leak_exact"]
-    found = [sorted(data.paths[i] for i in row.images) for rows in leaks for row in rows]
-    assert found == [copies] and len(data.paths) == 4
 
 
 @pytest.mark.parametrize("name", ["none", "none/list.txt"])

@@ -10,7 +10,7 @@ from finetune.data.data_set import DataSet
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.image_files import file_stats
 from finetune.data.samples import PathList, Samples
-from finetune.data.seen_record import fingerprint
+from finetune.data.seen import fingerprint
 from finetune.data.splits import stratified
 from finetune.data.targets import MultiHot
 

@@ -13,15 +13,15 @@ from drawings import drawing, empty_png, facts_of, progressive
 from PIL import Image
 
 from finetune import ImageFolderData
-from finetune.data.checking.checks import class_findings, file_findings, scan_findings
-from finetune.data.checking.duplicates import Pair
-from finetune.data.checking.findings import (
-    Finding,
-    as_plain,
-    duplicate_findings,
-    shortcut_findings,
+from finetune.data.checking.checks import (
+    class_findings,
+    faulty_files,
+    file_findings,
+    first_look,
+    scan_findings,
 )
-from finetune.data.checking.first_look import faulty_files, first_look
+from finetune.data.checking.copies import Pair, duplicate_findings
+from finetune.data.checking.findings import Finding, as_plain
 from finetune.data.checking.image_facts import (
     SIDE,
     collect_facts,
@@ -30,10 +30,10 @@ from finetune.data.checking.image_facts import (
     small_copy,
 )
 from finetune.data.checking.series import series_findings
-from finetune.data.checking.shortcuts import Shortcut, shortcuts, strengths
+from finetune.data.checking.shortcuts import shortcut_findings, strengths
 from finetune.data.data_set import DataSet
 from finetune.data.datasets.scan import scan
-from finetune.data.groups import put_into_groups
+from finetune.data.drawn_splits import put_into_groups
 from finetune.data.samples import PathList, Samples
 from finetune.data.targets import ClassIndex
 
@@ -151,8 +151,6 @@ def test_what_most_files_are_is_not_odd():
     assert rows(file_findings(facts_of(grey, modes=["RGBA"] * 3 + ["L"]))) == {}
     half = rows(file_findings(facts_of(grey, modes=["RGBA"] * 2 + ["L"] * 2)))
     assert half["odd_mode"] == ["RGBA"] * 2
-    # all as small: no thumbnails
-    assert rows(file_findings(facts_of(grey, sizes=np.full((4, 2), 28)))) == {}
 
 
 # Copies. Images 0, 1: train/a; 2, 3: train/b; 4, 5: test/a; 6, 7: test/b.
@@ -198,25 +196,27 @@ def test_a_planted_property_is_named_and_no_other():
     grey = rng.integers(0, 256, (180, 48, 48)).astype(np.uint8)
     sizes = rng.integers(100, 200, (180, 2))
     facts = facts_of(grey, num_bytes=rng.integers(4000, 6000, 180), sizes=sizes)
-    assert shortcuts(facts, np.arange(180), "class", labels, "abc") == []  # the control
+    everything = np.arange(180)
+    assert not [*shortcut_findings(facts, everything, "class", labels, "abc")]  # the control
     facts.kinds[60:120] = ["PNG"] * 60
-    (found,) = shortcuts(facts, np.arange(180), "class", labels, "abc")
-    assert (found.name, found.what, found.strength) == ("b", "file type", 1)
-    # of two classes the second says the same again
-    assert len(shortcuts(facts, np.arange(120), "class", labels, "ab")) == 1
-    assert shortcuts(facts, np.arange(0), "class", labels, "abc") == []
-    (finding,) = shortcut_findings([found])
+    (finding,) = shortcut_findings(facts, everything, "class", labels, "abc")
     assert finding.kind == "shortcut_class" and finding.level == "warning"
-    assert finding.rows[0].note.startswith("file type distinguishes b")
-    (finding,) = shortcut_findings([Shortcut("split", "test", "file size", 0.5)])
+    (row,) = finding.rows
+    assert row.note.startswith("file type distinguishes b") and row.value == 1
+    # of two classes the second says the same again
+    (finding,) = shortcut_findings(facts, np.arange(120), "class", labels, "ab")
+    assert len(finding.rows) == 1
+    assert not [*shortcut_findings(facts, np.arange(0), "class", labels, "abc")]
+    (finding,) = shortcut_findings(facts, everything, "split", labels, "abc")
     assert (finding.kind, finding.level) == ("shortcut_split", "note")
 
 
 def test_shortcuts_of_thousands_of_classes_take_no_time():
     labels = np.arange(60_000) % 3000
     facts = facts_of(np.zeros((60_000, 1, 1), np.uint8), num_bytes=labels)
-    found = shortcuts(facts, np.arange(60_000), "class", labels, [str(i) for i in range(3000)])
-    assert {shortcut.what for shortcut in found} <= {"file size", "bytes for each pixel"} and found
+    names = [str(i) for i in range(3000)]
+    (found,) = shortcut_findings(facts, np.arange(60_000), "class", labels, names)
+    assert all("file size" in row.note or "bytes for" in row.note for row in found.rows)
 
 
 # Series

@@ -23,7 +23,7 @@ WEIGHTS = st.just(0.0) | st.floats(1e-6, 1e6)
 def test_all_forms_give_the_same_weights(weights, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "w.yaml"
     path.write_text("\ufeff" + yaml.safe_dump(weights, allow_unicode=True), "utf-8")
-    values = [str(path), weights, str(weights)]
+    values = [str(path), weights]
     # names with separators are for files
     if not any(letter in name for name in weights for letter in ",:{"):
         values.append(", ".join(f"{name}:{weight!r}" for name, weight in weights.items()))
@@ -40,11 +40,10 @@ WRONG = {
     "a:1e7": "weight of 'a'",
     "balance": "'balance'; it takes balanced",
     "none.yaml": "'none.yaml' does not exist",
-    "e.yaml": "e.yaml: the class 'a' occurs twice",
     "f.yaml": "f.yaml must be a mapping",
     "g.yaml": "g.yaml is not valid YAML",
 }
-FILES = {"e": "a: 1\na: 2\n", "f": "- a\n", "g": "{"}
+FILES = {"f": "- a\n", "g": "{"}
 
 
 @pytest.mark.parametrize("wrong", WRONG)

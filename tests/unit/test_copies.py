@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.fft import dctn
 
-from finetune.data.checking.duplicates import connected, is_blank, near_duplicates
+from finetune.data.checking.copies import connected, hashes, is_blank, near_duplicates, near_pairs
 from finetune.data.checking.image_facts import Facts, collect_facts, inspect_images
-from finetune.data.checking.perceptual_hash import hashes, near_pairs
 from finetune.data.file_facts import PIECE, UNKNOWN, digest_of, equal_files, look_at
 
 # Sizes about the pieces in which files are read; the last two differ from one another in a byte at a place in between.
@@ -89,8 +88,8 @@ def test_the_search_of_similar_hashes_finds_each_pair_once(seed, most_bits):
         values[200 + i] = values[i] ^ np.bitwise_xor.reduce(flips, initial=np.uint64(0))
     distance = np.bitwise_count(values[:, None] ^ values[None])
     wanted = np.argwhere(np.triu(distance <= most_bits, 1))
-    i, j = near_pairs(values, values, most_bits, 99)
-    assert np.array_equal(np.column_stack([i, j]), wanted) and len(wanted) >= 15
+    pairs = near_pairs(values, values, most_bits, 99)
+    assert np.array_equal(pairs, wanted) and len(wanted) >= 15
 
 
 # Near duplicates

@@ -5,7 +5,7 @@ import pytest
 from reviews import begin_review, job_of
 from sklearn.linear_model import LogisticRegression
 
-from finetune.data.checking.duplicates import Pair
+from finetune.data.checking.copies import Pair
 from finetune.data.datasets.scan import scan
 from finetune.data.targets import MultiHot
 from finetune.features.label_errors import (

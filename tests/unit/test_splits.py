@@ -14,7 +14,7 @@ from promise import promise
 
 from finetune import ImageFolderData
 from finetune.data.data_set import DataSet
-from finetune.data.groups import put_into_groups, straddling_groups, unequal_shares
+from finetune.data.drawn_splits import put_into_groups, straddling_groups, unequal_shares
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import (
     fold_parts,

@@ -32,8 +32,7 @@ class Facts(np.recarray):
     Attributes:
         errors: Error of each image, "" if it is readable.
         kinds: Format by content, such as JPEG.
-        modes: Pillow's mode, with `;16` for 16 bits, `animated` for several frames, and `of several pages` for a TIFF
-            with several pages.
+        modes: Pillow's mode, with `;16` for 16 bits, and `of several frames` for an animation or several pages.
         sizes: Height and width from the header, after EXIF rotation, (N, 2).
         num_bytes: Size of each file in bytes, (N,).
         changed: Modification time of each file, in seconds since 1970, (N,).
@@ -160,13 +159,10 @@ def _mode(image: ImageFile) -> str:
     mode = image.mode
     if ";16" in str(image.tile) and ";16" not in mode:  # Pillow loads 16-bit colours as 8 bits
         mode += ";16"
-    if not _is_several(image):
-        return mode
-    return f"{mode} of several pages" if image.format == "TIFF" else f"{mode} animated"
-
-
-def _is_several(image: ImageFile) -> bool:
-    if isinstance(image, TiffImageFile):  # Pillow would read the complete file to count its pages
+    # Pillow would follow all pages of a TIFF for `is_animated`
+    if isinstance(image, TiffImageFile):
         tags: Any = image.tag_v2
-        return bool(tags.next)
-    return bool(getattr(image, "is_animated", False))
+        has_several = bool(tags.next)
+    else:
+        has_several = getattr(image, "is_animated", False)
+    return f"{mode} of several frames" if has_several else mode

@@ -7,32 +7,69 @@ is fitted on one half of the images and measured on the other.
 
 # Shapes: N images, K labels.
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from finetune.data.checking.findings import Finding, Level, Row
 from finetune.data.checking.image_facts import Facts
+from finetune.system.messages import counted
 
 _NUM_QUANTILES = 12
 _MIN_IMAGES = 20  # images of the class and of the rest; with fewer the strength is chance
-# Different classes may look different. In five sets of ordinary photographs the highest strength is 0.65 for a class
-# (aerial images of forest, by brightness) and 0.37 for a split.
-MIN_OF_CLASS = 0.7
-MIN_OF_SPLIT = 0.4
+# For each target the least strength, and its finding. Different classes may look different: in five sets of ordinary
+# photographs the highest strength is 0.65 for a class (aerial images of forest, by brightness) and 0.37 for a split.
+_TARGETS: dict[str, tuple[float, Level, str]] = {
+    "class": (
+        0.7,
+        "warning",
+        "A network learns whatever separates the classes most easily. If that is how images were made, not what they "
+        "show, it fails on other images. Mix sources within each class, or convert all images in the same way.",
+    ),
+    "split": (
+        0.4,
+        "note",
+        "The splits were made from different sources or at different times: results on one say little about the other, "
+        "unless that difference is what is to be tested.",
+    ),
+}
 
 
-class Shortcut(NamedTuple):
-    """A property that separates `name`, a class or a split, from the rest."""
+def shortcut_findings(
+    facts: Facts, chosen: NDArray[np.int64], target: str, labels: np.ndarray, names: Sequence[str]
+) -> Iterator[Finding]:
+    """Yield a finding if properties of the chosen images give away a label; its rows are the strongest first.
 
-    target: str  # class or split
-    name: str
-    what: str  # the property
-    strength: float
+    Args:
+        facts: Properties of all N images.
+        chosen: Indices of the images to use.
+        target: Kind of the labels: class or split.
+        labels: Index into `names` of each image, (N,).
+        names: Names of the labels.
+    """
+    least, level, advice = _TARGETS[target]
+    rows: list[Row] = []
+    for what, values in _properties(facts).items():
+        by_label = strengths(_cells(values[chosen]), labels[chosen], len(names))
+        found = np.flatnonzero(by_label >= least)
+        if target == "split" or len(names) == 2:  # with two labels the second is redundant
+            found = found[np.argsort(-by_label[found], kind="stable")][:1]
+        for label in found.tolist():
+            strength = float(by_label[label])
+            text = (
+                f"{what} distinguishes {names[label]} from the rest: strength {strength:.2f} of 1"
+            )
+            rows.append(Row([], text, strength))
+    if rows:
+        verb = "gives" if len(rows) == 1 else "give"
+        properties = counted(len(rows), "property", "properties")
+        title = f"{properties} of the files {verb} away the {target}"
+        rows.sort(key=lambda row: -row.value)
+        yield Finding(f"shortcut_{target}", level, title, advice, rows)
 
 
-def properties(facts: Facts) -> dict[str, NDArray]:
+def _properties(facts: Facts) -> dict[str, NDArray]:
     """Return the value of each property for each image, (N,) numbers or strings."""
     height, width = np.maximum(facts.sizes, 1).T
     return {
@@ -48,32 +85,6 @@ def properties(facts: Facts) -> dict[str, NDArray]:
     }
 
 
-def shortcuts(
-    facts: Facts, chosen: NDArray[np.int64], target: str, labels: np.ndarray, names: Sequence[str]
-) -> list[Shortcut]:
-    """Return the properties of the chosen images that give away a label, strongest first.
-
-    Args:
-        facts: Properties of all N images.
-        chosen: Indices of the images to use.
-        target: Kind of the labels: class or split.
-        labels: Index into `names` of each image, (N,).
-        names: Names of the labels.
-    """
-    least = MIN_OF_CLASS if target == "class" else MIN_OF_SPLIT
-    found: list[Shortcut] = []
-    if not len(chosen):
-        return found
-    for what, values in properties(facts).items():
-        by_label = strengths(_cells(values[chosen]), labels[chosen], len(names))
-        for label in np.flatnonzero(by_label >= least).tolist():
-            found.append(Shortcut(target, names[label], what, round(float(by_label[label]), 2)))
-    found.sort(key=lambda shortcut: -shortcut.strength)
-    if target == "split" or len(names) == 2:  # with two labels the second is redundant
-        found = list({shortcut.what: shortcut for shortcut in reversed(found)}.values())[::-1]
-    return found
-
-
 def strengths(
     cells: NDArray[np.integer], labels: NDArray[np.integer], num_labels: int
 ) -> NDArray[np.float64]:
@@ -85,15 +96,11 @@ def strengths(
         num_labels: K.
     """
     is_first = np.random.default_rng(0).random(len(cells)) < 0.5
-    num_cells = int(cells.max()) + 1
-    shape = (num_labels, num_cells)
+    shape = (num_labels, int(cells.max(initial=0)) + 1)
     # for each half of the images, the number of images of each label in each cell, (K, cells)
-    halves = [
-        np.bincount(
-            labels[half] * num_cells + cells[half], minlength=num_labels * num_cells
-        ).reshape(shape)
-        for half in (is_first, ~is_first)
-    ]
+    halves = [np.zeros(shape, np.int64), np.zeros(shape, np.int64)]
+    for counts, half in zip(halves, (is_first, ~is_first), strict=True):
+        np.add.at(counts, (labels[half], cells[half]), 1)
     recalls = np.zeros(num_labels)  # of the label and of the rest, summed over both halves
     for fitted, measured in (halves, halves[::-1]):
         # a cell predicts a label if it has a larger share of the label's images than of the others
@@ -112,7 +119,7 @@ def _shares(counts: NDArray[np.integer]) -> NDArray[np.float64]:
 
 def _cells(values: NDArray) -> NDArray[np.integer]:
     """Return the index of each value's cell, (N,): numbers are binned by quantiles, each text has its own cell."""
-    if values.dtype.kind not in "US":
+    if values.dtype.kind not in "US" and len(values):
         edges = np.unique(np.quantile(values, np.linspace(0, 1, _NUM_QUANTILES + 1)[1:-1]))
         # A frequent value is an edge itself. It gets its own cell.
         return np.searchsorted(edges, values, "left") + np.searchsorted(edges, values, "right")

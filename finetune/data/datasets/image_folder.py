@@ -5,19 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from finetune.data.addresses import check_is_local
-from finetune.data.corrected_samples import correct
-from finetune.data.corrections import read_corrections
+from finetune.data.corrections import correct, read_corrections
 from finetune.data.data_set import DataSet, empty_classes
 from finetune.data.data_settings import required_folder
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.download import fetch_archive
 from finetune.data.datasets.scan import scan
-from finetune.data.drawn_splits import draw_splits, joined
+from finetune.data.drawn_splits import draw_splits, has_groups, joined, put_into_groups
 from finetune.data.faults import refuse_faults
-from finetune.data.groups import has_groups, put_into_groups
 from finetune.data.listing import ScanOptions
 from finetune.data.samples import Samples
-from finetune.data.seen_record import fingerprint
+from finetune.data.seen import fingerprint
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, counted, shown
@@ -33,7 +31,18 @@ class ImageFolderData(ImageDataModule):
     reads_tables = True
 
     def scan(self) -> DataSet:
-        data = put_into_groups(self._listed(), self.settings.group_by)
+        options = ScanOptions(
+            root=self.table_root if self.table is not None else None,
+            columns=self.columns,
+            separator=self.label_separator,
+            labels=self.labels,
+            exclude=frozenset(map(composed, self.exclude)),
+            merge=self.merge,
+        )
+        place = self.table or self.place_in(required_folder(self.root))
+        data = scan(place, options, self.expected_classes)
+        refuse_faults(data.faults, skip=self.on_bad_image == "skip")
+        data = put_into_groups(data, self.settings.group_by)
         if is_rank_zero():
             _log_notes(data)
         data = draw_splits(data, self.settings)
@@ -42,35 +51,12 @@ class ImageFolderData(ImageDataModule):
         if self.corrections is not None:
             # after the split, so that no image moves to another one
             decisions = read_corrections(self.corrections)
-            options = self._scan_options()
             data = correct(data, self.corrections, decisions, options, self.correct_test)
         if "train" not in data.splits:
             return data
         data = _without_equal_weights(data)
         record = fingerprint(data.splits["train"], data.splits.get("val"))
         return replace(data, fingerprint=record)
-
-    def _listed(self) -> DataSet:
-        """Return the images of the folder or table. A data set of its own is created or downloaded if it is missing.
-
-        Raises:
-            OSError: The place cannot be read.
-            ValueError: The data set has a fault.
-        """
-        place = self.table or self.place_in(required_folder(self.root))
-        data = scan(place, self._scan_options(), self.expected_classes)
-        refuse_faults(data.faults, skip=self.on_bad_image == "skip")
-        return data
-
-    def _scan_options(self) -> ScanOptions:
-        return ScanOptions(
-            root=self.table_root if self.table is not None else None,
-            columns=self.columns,
-            separator=self.label_separator,
-            labels=self.labels,
-            exclude=frozenset(map(composed, self.exclude)),
-            merge=self.merge,
-        )
 
     def place_in(self, folder: str) -> str:
         """Return the folder or the table that holds the data set of a folder.
