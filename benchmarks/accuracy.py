@@ -45,7 +45,6 @@ RECIPES: dict[str, list[str]] = {
     "AdamW 1e-3": ["--lr=1e-3"],
     "SGD from a random head": [*RANDOM_HEAD, "--lr=0.03"],
     "label smoothing 0.1": ["--model.label_smoothing=0.1"],
-    "layer decay 0.8": ["--model.layer_decay=0.8"],
     "batches of 16": ["--batch=16"],
     "mixup 0.2": ["--data.mixup=0.2"],
     "cutmix 1": ["--data.cutmix=1"],

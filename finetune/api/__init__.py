@@ -7,6 +7,6 @@ by its plan in a file. The result is a `fitted_run`.
 `loaded_model` is a checkpoint in a program. It returns a `prediction` for each image (`image_inputs` lists the accepted
 types), computes features, and runs `finetune test` and `finetune export`.
 
-Both ways of running a fit are needed. Only in this process are a notebook's live bar, and the classes of the calling
+Both ways of running a fit are needed. Only in this process are the lines of a notebook, and the classes of the calling
 program, such as `options={"model.optimizer": "__main__.Mine"}`. Only in subprocesses can it use several devices.
 """

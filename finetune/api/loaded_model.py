@@ -1,7 +1,7 @@
 """A checkpoint in a Python program: `load` it, then `predict`, `embed`, `test` or `export`."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from finetune.api.prediction import LabelsPrediction, Prediction
 from finetune.api.program_process import check_not_forked
 from finetune.data.decode import DecodeError
 from finetune.inference.end_to_end import Embedder
-from finetune.inference.exported_network import ExportedNetwork
+from finetune.inference.onnx_network import ExportedNetwork
 from finetune.inference.predictor import Predictor, device_named
 from finetune.models.image_classifier import ImageClassifier
 from finetune.runs.prediction_rows import UNSURE
@@ -28,23 +28,21 @@ from finetune.system.messages import shown
 _NUM_SHOWN = 8  # classes
 
 
-class _PreparedImage(NamedTuple):
-    """An image that is ready for the network.
+class _Input(NamedTuple):
+    """An image that a program has passed.
 
     Attributes:
         position: Its position among the images that were passed.
         name: Its name in error messages.
         source: The image as it was passed; each file of a folder or glob as its path.
-        pixels: The prepared image, (h, w, 3) uint8.
     """
 
     position: int
     name: str
     source: ImageInput
-    pixels: np.ndarray
 
 
-class LoadedModel:
+class LoadedModel(Predictor):
     """A classifier that predicts; several threads may use it at the same time.
 
     Args:
@@ -55,16 +53,12 @@ class LoadedModel:
         path: The checkpoint, or the file.
         class_names: The classes, in the order of the network's outputs.
         image_size: Side in pixels of the network's input.
-        predictor: The network with its preprocessing and calibration.
     """
 
     def __init__(self, path: str | os.PathLike[str], device: str = "auto") -> None:
         checkpoint_path, _ = checkpoint_of(os.path.expanduser(os.fspath(path)))
-        self.path = Path(checkpoint_path)
-        self.predictor = Predictor(checkpoint_path, device_named(device), None)
+        super().__init__(checkpoint_path, device_named(device), None)
         self._pid = os.getpid()
-        self.class_names = list(self.predictor.class_names)
-        self.image_size = self.predictor.image_size
 
     def predict(
         self,
@@ -101,13 +95,18 @@ class LoadedModel:
             raise ValueError(
                 f"abstain_below would predict {UNSURE}, which is one of the classes: omit it"
             )
-        if abstain_below and self.predictor.label_kind == "several":
+        if abstain_below and self.label_kind == "several":
             raise ValueError(
                 "abstain_below is for one class per image, and this network predicts several labels"
             )
         predictions: list[Prediction | LabelsPrediction] = []
-        for batch in self._batches(images, on_bad_image):
-            predictions += self._predictions(batch, abstain_below)
+        for inputs, prepared in self._batches(images, on_bad_image):
+            probabilities = self.classify(prepared)
+            decided = self.decide(probabilities, [one.name for one in inputs])
+            for one, row, choice in zip(
+                inputs, probabilities.tolist(), decided.tolist(), strict=True
+            ):
+                predictions.append(self._prediction(one, row, choice, abstain_below))
         return predictions
 
     def embed(
@@ -129,11 +128,9 @@ class LoadedModel:
             ValueError: The model is an .onnx file, which has no features; or as for `predict`.
         """
         rows = [np.empty((0, self._embedder.num_features), np.float32)]
-        for batch in self._batches(images, on_bad_image):
-            x = torch.from_numpy(np.stack([image.pixels for image in batch]))
-            x = x.to(self.predictor.device).permute(0, 3, 1, 2)
+        for _, prepared in self._batches(images, on_bad_image):
             with torch.no_grad():
-                rows.append(self._embedder(x).float().cpu().numpy())
+                rows.append(self._embedder(self.pixels(prepared)).float().cpu().numpy())
         return np.concatenate(rows)
 
     @cached_property
@@ -146,7 +143,7 @@ class LoadedModel:
         Raises:
             ValueError: The model is an .onnx file, which torch cannot run.
         """
-        model = self.predictor.model
+        model = self.model
         if isinstance(model.network, ExportedNetwork):
             raise ValueError(
                 f"{self.path} has no torch network: load the checkpoint that it was exported from"
@@ -189,7 +186,7 @@ class LoadedModel:
         return run_test(
             self.path,
             folder,
-            self.predictor.device,
+            self.device,
             {"batch": batch, "workers": workers, "out": out},
         )
 
@@ -229,62 +226,55 @@ class LoadedModel:
 
     def _batches(
         self, images: ImageInput | Iterable[ImageInput], on_bad_image: str
-    ) -> Iterator[list[_PreparedImage]]:
-        """Yield the images in batches. With `skip`, those that cannot be decoded are omitted."""
+    ) -> Iterator[tuple[list[_Input], np.ndarray]]:
+        """Yield the images in batches, prepared (B, h, w, 3). With `skip`, those that cannot be decoded are omitted."""
         check_not_forked(self._pid)
         if on_bad_image not in ("error", "skip"):
             raise ValueError(f"on_bad_image must be 'error' or 'skip', not {on_bad_image!r}")
-        inputs = list(iterate_images(images))
-        batch_size = self.predictor.batch_size
+
+        def prepared(one: _Input) -> np.ndarray | None:
+            try:
+                return self.prepare(pixels(one.source, one.name))
+            except DecodeError:
+                if on_bad_image == "error":
+                    raise
+                return None
+
+        inputs = [_Input(i, *one) for i, one in enumerate(iterate_images(images))]
         with ThreadPoolExecutor(num_cores()) as threads:
-            for start in range(0, len(inputs), batch_size):
-                batch = inputs[start : start + batch_size]
-                prepared = threads.map(
-                    lambda item: self._prepare(item[0], item[1], on_bad_image), batch
-                )
-                good = [
-                    _PreparedImage(i, name, source, image)
-                    for i, ((name, source), image) in enumerate(
-                        zip(batch, prepared, strict=True), start
-                    )
-                    if image is not None
-                ]
+            for start in range(0, len(inputs), self.batch_size):
+                batch = inputs[start : start + self.batch_size]
+                both = zip(batch, threads.map(prepared, batch), strict=True)
+                good = [(one, image) for one, image in both if image is not None]
                 if good:
-                    yield good
+                    yield [one for one, _ in good], np.stack([image for _, image in good])
 
-    def _prepare(self, name: str, source: ImageInput, on_bad_image: str) -> np.ndarray | None:
-        """Return an image as the network takes it, (h, w, 3) uint8; None if it is skipped."""
-        try:
-            return self.predictor.prepare(pixels(source, name))
-        except DecodeError:
-            if on_bad_image == "error":
-                raise
-            return None
+    def _prediction(
+        self, one: _Input, row: Sequence[float], choice: Any, abstain_below: float
+    ) -> Prediction | LabelsPrediction:
+        """Return the prediction for an image; `unsure` if the probability of its class is below `abstain_below`.
 
-    def _predictions(
-        self, batch: list[_PreparedImage], abstain_below: float
-    ) -> Iterator[Prediction | LabelsPrediction]:
-        """Yield the prediction for each image; `unsure` if the probability of its class is below `abstain_below`."""
-        answers = self.predictor.classify(np.stack([image.pixels for image in batch]))
-        chosen = self.predictor.decide(answers, [image.name for image in batch])
+        Args:
+            one: The image.
+            row: Its probabilities, K.
+            choice: The index of its class, or whether it has each label, K.
+            abstain_below: See `predict`.
+        """
         names = self.class_names
-        calibration = self.predictor.calibration
-        for image, values, decided in zip(batch, answers.tolist(), chosen.tolist(), strict=True):
-            path = image.source if isinstance(image.source, str) else None
-            probabilities = dict(zip(names, values, strict=True))
-            if calibration.label_kind == "several":
-                labels = tuple(name for name, has in zip(names, decided, strict=True) if has)
-                thresholds = dict(zip(names, calibration.thresholds, strict=True))
-                yield LabelsPrediction(labels, probabilities, thresholds, path, image.position)
-                continue
-            label = names[decided] if values[decided] >= abstain_below else UNSURE
-            yield Prediction(label, values[decided], probabilities, path, image.position)
+        path = one.source if isinstance(one.source, str) else None
+        probabilities = dict(zip(names, row, strict=True))
+        if self.label_kind == "several":
+            labels = tuple(name for name, has in zip(names, choice, strict=True) if has)
+            thresholds = dict(zip(names, self.calibration.thresholds, strict=True))
+            return LabelsPrediction(labels, probabilities, thresholds, path, one.position)
+        label = names[choice] if row[choice] >= abstain_below else UNSURE
+        return Prediction(label, row[choice], probabilities, path, one.position)
 
     def __repr__(self) -> str:
         names = [shown(name) for name in self.class_names[:_NUM_SHOWN]]
         names += ["…"] if len(self.class_names) > _NUM_SHOWN else []
-        network = f"{self.predictor.network_name} at {self.image_size} pixels"
-        calibration = "; ".join(self.predictor.calibration.describe(self.class_names))
+        network = f"{self.network_name} at {self.image_size} pixels"
+        calibration = "; ".join(self.calibration.describe(self.class_names))
         return f"<{self.path}: {network}, {len(self.class_names)} classes ({', '.join(names)}); {calibration}>"
 
 

@@ -104,7 +104,7 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
             y,
             len(class_weights),
             class_weights=class_weights,
-            label_smoothing=model.label_smoothing,
+            label_smoothing=model.task.label_smoothing,
             image_weights=image_weights,
             groups=groups,
         )

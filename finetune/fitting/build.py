@@ -165,6 +165,7 @@ def build_trainer(
         "logger": loggers,
         "callbacks": all_callbacks,
         "plugins": [AtomicCheckpointIO(), *cluster_environment()],
+        "enable_progress_bar": False,  # ours is a callback
         "enable_checkpointing": any(isinstance(one, Checkpoint) for one in callbacks),
     }
     with as_wrong_usage("trainer"):

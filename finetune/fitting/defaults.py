@@ -23,7 +23,7 @@ from finetune.settings.fields import ClassSettings, import_class, takes_argument
 from finetune.settings.layers import Layers
 from finetune.settings.schema import Data, FitSettings, ModelSettings
 from finetune.system.messages import WrongUsage
-from finetune.training.initial_head import resolved_head_init
+from finetune.training.fitted_head import resolved_head_init
 
 Rule = tuple[dict[str, Any], str]
 NOTHING: Rule = ({}, "")

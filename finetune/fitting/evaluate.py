@@ -28,7 +28,7 @@ from finetune.fitting.build import (
     takes,
 )
 from finetune.fitting.plan import start_ranks_with
-from finetune.inference.exported_network import put_exported
+from finetune.inference.onnx_network import put_exported
 from finetune.inference.tta import AverageFlip
 from finetune.models.checkpoint_values import class_paths
 from finetune.runs.checkpoint_io import read_checkpoint

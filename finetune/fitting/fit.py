@@ -19,7 +19,6 @@ from finetune.data.datamodule import ImageDataModule, open_data
 from finetune.data.samplers import evaluated_targets
 from finetune.data.seen import AllSeenError, continue_record, exclude_seen
 from finetune.distributed.signals import Interrupted
-from finetune.fitting.best_weights import is_settled, keep_best_weights
 from finetune.fitting.build import (
     arguments_in_effect,
     build_model,
@@ -50,6 +49,7 @@ from finetune.runs.run_lock import hold
 from finetune.system.messages import as_wrong_usage, bytes_text
 from finetune.training import overview
 from finetune.training.augmented_sheet import write_augmented
+from finetune.training.best_weights import keep_best_weights
 from finetune.training.calibration import Calibration, read_calibration
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
@@ -308,7 +308,7 @@ def _check_validates_after_steps(trainer: Trainer, data: ImageDataModule) -> Non
 def _check_has_positives(trainer: Trainer, data: ImageDataModule) -> None:
     """Make sure that the validation images have both classes, which choosing a threshold needs.
 
-    If images have several labels, one with a label and one without are enough: see `training.calibration_fit`.
+    If images have several labels, one with a label and one without are enough: see `training.calibration`.
     """
     _check_validated(trainer, data, "--threshold is chosen on validation images")
     targets = data.splits["val"].targets
@@ -397,8 +397,7 @@ def _is_complete(parts: Parts) -> bool:
     has_report = run.file("report.html").exists() or not parts.plan.settings.report
     if not has_report or not run.dir.has_ended:
         return False
-    is_tested = run.file("test.json").exists()
-    return (is_tested or not parts.has_test) and is_settled(parts.trainer, parts.data, run)
+    return run.file("test.json").exists() or not parts.has_test
 
 
 def _lock_finished(parts: Parts) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from pytorch_lightning import Trainer
 
@@ -40,7 +41,6 @@ from finetune.settings.fields import ClassSettings
 from finetune.settings.layers import Layer, Layers
 from finetune.system.files import replacing
 from finetune.training.calibration import Calibration, read_calibration
-from finetune.training.calibration_fit import fit_calibration, with_thresholds
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.measure import calibration_error, measure_classes, measure_labels
@@ -109,14 +109,14 @@ def _joined_calibration(
     """Return a calibration that leaves the mean of calibrated probabilities as it is, with thresholds for it."""
     first = calibrations[0]
     num_validated = sum(calibration.num_images for calibration in calibrations)
-    joined = first.without_scaling()._replace(num_images=num_validated)
+    joined = msgspec.structs.replace(first.without_scaling(), num_images=num_validated)
     if first.label_kind == "single" and first.aim is None:
         return joined
     p = np.concatenate([part.probabilities for part in predictions])
     labels = np.concatenate([part.labels for part in predictions])
     if first.label_kind == "single":
         labels = labels.argmax(axis=1)
-    return with_thresholds(joined, p, labels, first.aim)
+    return joined.with_thresholds(p, labels, first.aim)
 
 
 def _merged_result(runs: Sequence[RunRecord], joined: Calibration) -> dict[str, Any]:
@@ -351,7 +351,7 @@ def join_members(
     with closing(trainer, run):
         if "val" in data.splits and trainer.limit_val_batches != 0:
             outputs = _validation_outputs(trainer, model, data)
-            calibration = fit_calibration(outputs.logits, outputs.labels, model.aim)
+            calibration = Calibration.fit(outputs.logits, outputs.labels, model.aim)
             epoch = 1 + max(one["epoch"] for one in checkpoints)
             facts["best"] = _best_of(model, outputs, len(runs), epoch)
         joined["finetune"]["calibration"] = calibration.as_plain()

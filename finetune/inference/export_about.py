@@ -44,7 +44,7 @@ def about(
         "began_with": begun_with(checkpoint),
         "licence_of_the_weights": licence_of(checkpoint),
         "versions": predictor.versions,
-        **{name: _as_plain(agreement) for name, agreement in agreements.items()},
+        **{name: agreement.as_plain() for name, agreement in agreements.items()},
     }
 
 
@@ -89,14 +89,4 @@ def _decisions(predictor: Predictor, calibration: Calibration) -> dict[str, Any]
         "scale": list(calibration.scale),
         "bias": list(calibration.bias),
         "thresholds": dict(zip(names, calibration.thresholds, strict=True)),
-    }
-
-
-def _as_plain(agreement: Agreement) -> dict[str, Any]:
-    return {
-        "num_pictures": agreement.num_images,
-        "num_other": agreement.num_other,
-        "largest_difference": agreement.largest,
-        "milliseconds_of_the_network": round(agreement.milliseconds[0], 3),
-        "milliseconds_of_the_file": round(agreement.milliseconds[1], 3),
     }

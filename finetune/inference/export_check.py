@@ -3,29 +3,69 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
 
-from finetune.inference.onnx_session import open_session
+from finetune.data.decode import decode
+from finetune.data.prediction_paths import files_to_predict
+from finetune.data.samplers import SHEET, draw_indices
+from finetune.inference.onnx_network import open_session
 from finetune.inference.predictor import Predictor
 
 # Largest difference of a probability that is accepted. Rounding in float32 causes 1e-8 to 5e-6.
 MAX_DIFFERENCE = 1e-4
 # If probabilities differ by less, a different class is a tie: rounding in float32 decides.
 _TIE = 1e-6
-# Idle threads of torch and onnxruntime spin for a while. The first call after one of the other library took 2.5 times
-# as long (ResNet-18 at 128 pixels, two cores). So each library makes several calls in a row, and the last is timed.
-_ROUNDS = 7
-_CALLS = 5
+# Idle threads of torch and onnxruntime spin for a while, so the first calls after one of the other library are slow
+# (2.5 times with ResNet-18 at 128 pixels on two cores).
+_WARM_UP = 5
+_TIMED = 15
+_MAX_VERIFIED = 64
 
 # From prepared images (N, h, w, 3) uint8 to probabilities (N, K).
 PredictionFunction = Callable[[np.ndarray], np.ndarray]
 
 
-def drawn_image(seed: int, size: int = 96) -> np.ndarray:
+@dataclass(frozen=True)
+class VerificationImages:
+    """Images on which a file is compared with its checkpoint.
+
+    Attributes:
+        readers: A function for each image that reads it, (H, W, 3) uint8 RGB.
+        description: The images in a message, after their number.
+    """
+
+    readers: Sequence[Callable[[], np.ndarray]]
+    description: str
+
+    def prepared(self, predictor: Predictor) -> np.ndarray:
+        """Return the images as the network takes them, (N, h, w, 3) uint8."""
+        return np.stack([predictor.prepare(read()) for read in self.readers])
+
+
+def images_to_verify(verify_on: str | None, num: int = _MAX_VERIFIED) -> VerificationImages:
+    """Return at most `num` images.
+
+    Args:
+        verify_on: An image, a folder, a glob or a text file of paths; None for synthetic images.
+        num: The number of images.
+    """
+    if verify_on is None:
+        readers = [partial(_drawn_image, seed) for seed in range(num)]
+        return VerificationImages(readers, "synthetic images")
+    paths = files_to_predict(verify_on)
+    chosen = np.sort(draw_indices(len(paths), num, SHEET))
+    word = "image" if len(paths) == 1 else "images"
+    readers = [partial(decode, paths[int(i)]) for i in chosen]
+    return VerificationImages(readers, f"{word} of {verify_on}")
+
+
+def _drawn_image(seed: int, size: int = 96) -> np.ndarray:
     """Draw a synthetic image (size, size, 3): ellipses on a smooth background, in random colours, with noise."""
     rng = np.random.default_rng(seed)
     background = rng.integers(0, 256, (4, 4, 3), np.uint8)
@@ -33,31 +73,72 @@ def drawn_image(seed: int, size: int = 96) -> np.ndarray:
     for _ in range(rng.integers(1, 6)):
         centre = rng.integers(0, size, 2).tolist()
         axes = rng.integers(4, size // 2, 2).tolist()
-        angle = float(rng.uniform(0, 180))
         colour = rng.integers(0, 256, 3).tolist()
-        cv2.ellipse(image, centre, axes, angle, 0, 360, colour, cv2.FILLED)
-    noisy = rng.normal(image, rng.uniform(1, 7))
-    return np.clip(noisy, 0, 255).astype(np.uint8)
+        cv2.ellipse(image, centre, axes, float(rng.uniform(0, 180)), 0, 360, colour, cv2.FILLED)
+    return np.clip(rng.normal(image, rng.uniform(1, 7)), 0, 255).astype(np.uint8)
 
 
-class Agreement(NamedTuple):
-    """The result of a comparison of two runs on the same images.
+@dataclass(frozen=True)
+class Agreement:
+    """The result of a comparison of an exported file with its checkpoint.
 
     Attributes:
         num_images: Number of images.
+        images: The images in a message, after their number.
         largest: Largest difference of a probability.
         num_other: Number of images with different predicted classes, without ties.
         milliseconds: Median time for one image, of the checkpoint and of the file.
     """
 
     num_images: int
+    images: str
     largest: float
     num_other: int
     milliseconds: tuple[float, float]
 
-    @property
-    def is_good(self) -> bool:
-        return self.largest <= MAX_DIFFERENCE and self.num_other == 0
+    def check(self, kind: str) -> None:
+        """Check that an exported file predicts as its checkpoint.
+
+        Args:
+            kind: What was exported, for the message.
+
+        Raises:
+            ValueError: The probabilities or the classes differ.
+        """
+        if self.largest > MAX_DIFFERENCE or self.num_other:
+            differs = (
+                f"a probability differs by {self.largest:.1e}, {self.num_other} have other classes"
+            )
+            raise ValueError(
+                f"the {kind} was discarded, since it does not predict as the checkpoint: on {self.num_images} "
+                f"{self.images} {differs}"
+            )
+
+    def describe(self, compared: str, label_kind: str) -> str:
+        """Return the result in a line.
+
+        Args:
+            compared: The beginning of the line.
+            label_kind: `single` or `several`.
+        """
+        what = "labels" if label_kind == "several" else "classes"
+        other = f"other {what} for {self.num_other}" if self.num_other else f"same {what}"
+        checkpoint, file = self.milliseconds
+        return (
+            f"{compared} the checkpoint on {self.num_images} {self.images}: {other}, largest difference of a "
+            f"probability {self.largest:.1e}; one image takes {checkpoint:.1f} ms with the checkpoint, {file:.1f} ms "
+            "with the file"
+        )
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return it as plain values for JSON."""
+        return {
+            "num_pictures": self.num_images,
+            "num_other": self.num_other,
+            "largest_difference": self.largest,
+            "milliseconds_of_the_network": round(self.milliseconds[0], 3),
+            "milliseconds_of_the_file": round(self.milliseconds[1], 3),
+        }
 
 
 def load_exported(path: Path) -> PredictionFunction:
@@ -69,17 +150,18 @@ def load_exported(path: Path) -> PredictionFunction:
     return Predictor(path).classify
 
 
-def compare_prepared(
-    predictor: Predictor, run: PredictionFunction, images: np.ndarray
-) -> Agreement:
-    """Compare a file with the checkpoint on prepared images (N, h, w, 3), in batches of 1, 2 and N."""
-    expected = predictor.classify(images)
-    differences = [
-        _differences(predictor, expected[:num], run(images[:num])) for num in (1, 2, len(images))
-    ]
-    largest, num_other = (max(values) for values in zip(*differences, strict=True))
-    milliseconds = time_in_turns(predictor.classify, run, images)
-    return Agreement(len(images), largest, num_other, milliseconds)
+def compare(predictor: Predictor, run: PredictionFunction, images: VerificationImages) -> Agreement:
+    """Compare a file with the checkpoint on N images, in batches of 1, 2 and N."""
+    prepared = images.prepared(predictor)
+    expected = predictor.classify(prepared)
+    largest = 0.0
+    num_other = 0
+    for num in (1, 2, len(prepared)):
+        found = _differences(predictor, expected[:num], run(prepared[:num]))
+        largest = max(largest, found[0])
+        num_other = max(num_other, found[1])
+    milliseconds = (_milliseconds(predictor.classify, prepared), _milliseconds(run, prepared))
+    return Agreement(len(prepared), images.description, largest, num_other, milliseconds)
 
 
 def _differences(
@@ -96,20 +178,11 @@ def _differences(
     return float(differences.max()), int((is_other & (differences > _TIE)).sum())
 
 
-def time_in_turns(
-    first: PredictionFunction, second: PredictionFunction, images: Sequence[np.ndarray] | np.ndarray
-) -> tuple[float, float]:
-    """Return the median milliseconds of two runs for one image (h, w, 3).
-
-    The runs take turns, so that other load on the machine affects both.
-    """
-    milliseconds: tuple[list[float], list[float]] = [], []
-    for i in range(_ROUNDS):
-        image = images[i % len(images)][None]
-        for run, taken in zip((first, second), milliseconds, strict=True):
-            for _ in range(_CALLS - 1):
-                run(image)
-            began = time.perf_counter()
-            run(image)
-            taken.append(1000 * (time.perf_counter() - began))
-    return statistics.median(milliseconds[0]), statistics.median(milliseconds[1])
+def _milliseconds(run: PredictionFunction, images: np.ndarray) -> float:
+    """Return the median milliseconds for one image of (N, h, w, 3)."""
+    taken = []
+    for i in range(_WARM_UP + _TIMED):
+        began = time.perf_counter()
+        run(images[i % len(images)][None])
+        taken.append(1000 * (time.perf_counter() - began))
+    return statistics.median(taken[_WARM_UP:])

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from finetune.data.seen import read_record
-from finetune.inference.calibrated_head import calibrated_head
 from finetune.models.backbones import skeleton
 from finetune.models.stages import head_name
 from finetune.training.calibration import Calibration
@@ -41,6 +40,22 @@ def calibrated_network(
     bias = f"{name}.bias"
     weights[weight], weights[bias] = calibrated_head(weights[weight], weights[bias], calibration)
     return weights
+
+
+def calibrated_head(
+    weight: Tensor, bias: Tensor, calibration: Calibration
+) -> tuple[Tensor, Tensor]:
+    """Return the weight (K, D) and the bias (K,) of a head, changed so that its logits are calibrated.
+
+    They are computed in float64, and returned in the dtypes of the arguments.
+    """
+    # one for all classes, or one for each label
+    scale = weight.double().new_tensor(calibration.scale)
+    shift = bias.double().new_tensor(calibration.bias)
+    return (
+        (weight.double() * scale[:, None]).to(weight.dtype),
+        (bias.double() * scale + shift).to(bias.dtype),
+    )
 
 
 def join_checkpoints(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from finetune.data.transforms import eval_transform, preparation
 from finetune.inference.class_activation import mean_activation
-from finetune.inference.exported_network import ExportedNetwork, put_exported
+from finetune.inference.onnx_network import ExportedNetwork, put_exported
 from finetune.models.ensemble import member_label
 from finetune.models.image_classifier import build_image_classifier
 from finetune.models.size_check import check_first_pass
@@ -72,7 +72,7 @@ class Predictor:
         checkpoint: dict[str, Any] | None = None,
     ) -> None:
         checkpoint = read_checkpoint(ckpt_path) if checkpoint is None else checkpoint
-        self.path = str(ckpt_path)
+        self.path = Path(ckpt_path)
         data = checkpoint["datamodule_hyper_parameters"]
         self.preparation = preparation(data)
         self.image_size: int = self.preparation["image_size"]
@@ -152,7 +152,7 @@ class Predictor:
         """
         dtype = _MIXED.get(self.precision)
         with torch.no_grad(), torch.autocast(self.device.type, dtype, enabled=dtype is not None):
-            logits = self.model(self._pixels(images))
+            logits = self.model(self.pixels(images))
         return self.calibration.probabilities(logits).cpu().numpy()
 
     def check(self, probabilities: np.ndarray, names: Sequence[object] | None = None) -> None:
@@ -193,10 +193,11 @@ class Predictor:
         if isinstance(self.model.network, ExportedNetwork):
             return None  # its feature maps are not accessible
         with torch.no_grad():
-            x = self.model.normalized(self._pixels(images))
+            x = self.model.normalized(self.pixels(images))
         return mean_activation(self.model.members, x, classes)
 
-    def _pixels(self, images: np.ndarray) -> Tensor:
+    def pixels(self, images: np.ndarray) -> Tensor:
+        """Return prepared images (N, h, w, 3) as the input of the model, (N, 3, h, w) on its device."""
         return torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2)
 
 

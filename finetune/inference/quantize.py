@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from finetune.inference.exporters import quiet
-from finetune.inference.onnx_session import forbid_telemetry
+from finetune.inference.onnx_network import forbid_telemetry
 
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
 

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from finetune.data.transforms import resized_side
-from finetune.inference.calibrated_head import calibrated_head
 from finetune.inference.export_check import PredictionFunction
+from finetune.inference.joined_checkpoint import calibrated_network
 from finetune.inference.predictor import Predictor
 from finetune.models.hub import CONFIG_FILE, WEIGHTS_FILE
-from finetune.models.stages import head
 from finetune.models.timm_backbones import PREFIX, create, is_timm
 from finetune.models.weight_files import EXPORTED
 from finetune.runs.exported_files import licence_of, packed
@@ -31,24 +29,13 @@ from finetune.system.messages import WrongUsage
 TIMM_FILES = (WEIGHTS_FILE, CONFIG_FILE)
 DESCRIPTION = "finetune.json"
 README = "README.md"
-# Networks of torchvision that timm has with the same names of parameters, and the names of both. timm's tag of their
-# published weights is part of the name, since config.json states it.
-OF_TORCHVISION = {
-    "densenet121": "densenet121.tv_in1k",
-    "densenet161": "densenet161.tv_in1k",
-    "densenet169": "densenet169.tv_in1k",
-    "densenet201": "densenet201.tv_in1k",
-    "resnet18": "resnet18.tv_in1k",
-    "resnet34": "resnet34.tv_in1k",
-    "resnet50": "resnet50.tv_in1k",
-    "resnet101": "resnet101.tv_in1k",
-    "resnet152": "resnet152.tv_in1k",
-    "resnext50_32x4d": "resnext50_32x4d.tv_in1k",
-    "resnext101_32x8d": "resnext101_32x8d.tv_in1k",
-    "resnext101_64x4d": "resnext101_64x4d.tv_in1k",
-    "wide_resnet50_2": "wide_resnet50_2.tv_in1k",
-    "wide_resnet101_2": "wide_resnet101_2.tv_in1k",
-}
+# Networks of torchvision that timm has with the same names and the same names of parameters.
+OF_TORCHVISION = (
+    *("densenet121", "densenet161", "densenet169", "densenet201"),
+    *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
+    *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
+    *("wide_resnet50_2", "wide_resnet101_2"),
+)
 # `data.resize` and the crop_mode of timm
 _CROP_MODES = {"shorter_side": "center", "squash": "squash", "whole": "squash"}
 
@@ -83,10 +70,12 @@ def write_timm_folder(predictor: Predictor, checkpoint: Mapping[str, Any], folde
     Raises:
         WrongUsage: timm is not installed.
     """
-    backbone = _timm_backbone(predictor.backbone)
+    # timm's tag of the published weights is part of the name, since config.json states it
+    backbone = predictor.backbone
+    if not is_timm(backbone):
+        backbone = f"{PREFIX}{backbone}.tv_in1k"
     network = create(backbone, len(predictor.class_names), predictor.image_size)
-    network.load_state_dict(predictor.model.network.state_dict())
-    _put_calibration_into_head(network, predictor)
+    network.load_state_dict(calibrated_network(checkpoint, predictor.calibration))
     from timm.models import save_for_hf
 
     config = {
@@ -107,19 +96,6 @@ def write_timm_folder(predictor: Predictor, checkpoint: Mapping[str, Any], folde
     }
     metadata = {"format": "pt", EXPORTED: packed({**checkpoint, **changed})}
     save_file(network.state_dict(), folder / WEIGHTS_FILE, metadata)
-
-
-def _timm_backbone(backbone: str) -> str:
-    """Return timm's name of a network, with `PREFIX`."""
-    return backbone if is_timm(backbone) else PREFIX + OF_TORCHVISION[backbone]
-
-
-@torch.no_grad()
-def _put_calibration_into_head(network: nn.Module, predictor: Predictor) -> None:
-    linear = head(network)
-    weight, bias = calibrated_head(linear.weight, linear.bias, predictor.calibration)
-    linear.weight.copy_(weight)
-    linear.bias.copy_(bias)
 
 
 def _preparation(predictor: Predictor) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def are_train_metrics(value: Any) -> bool:
 
 
 def is_interpolation(value: Any) -> bool:
-    """Return whether a value has the form of `training.interpolation.Interpolation.as_plain`."""
+    """Return whether a value is a record of `training.best_weights.settle`."""
     if type(value) is not dict or value.keys() != {"share", "num_images", "candidates"}:
         return False
     candidates = value["candidates"]

@@ -8,7 +8,6 @@ data sets, under "Which epoch is kept".
 """
 
 import math
-from collections.abc import Callable
 from types import MappingProxyType
 
 import numpy as np
@@ -45,17 +44,14 @@ def num_trials_of_labels(counts: np.ndarray) -> float:
     return float(len(present) ** 2 / (1 / present).sum()) if len(present) else 0.0
 
 
-def lowest_acceptable(
-    highest: float, num_images: float, error_of: Callable[[float, float], float] = standard_error
-) -> float:
+def lowest_acceptable(highest: float, num_images: float) -> float:
     """Return the lowest value of the monitored metric that is within a standard error of the highest.
 
     Args:
         highest: The highest value so far.
         num_images: Number of validation images, for several labels the effective one; 0 if it is unknown.
-        error_of: Returns the standard error of a value, for the value and a number of images.
     """
-    return highest - error_of(highest, num_images)
+    return highest - standard_error(highest, num_images)
 
 
 def describe(epoch: int, value: float, highest: float, monitor: str = MONITOR) -> str:

@@ -145,7 +145,7 @@ class Checkpoints(Checkpoint):
         targets = data.splits["val"].targets
         measured = evaluated_targets(targets, trainer.limit_val_batches, data.batch_size)
         num_trials = task.num_trials(measured)
-        if value < lowest_acceptable(self.highest, num_trials, task.standard_error):
+        if value < lowest_acceptable(self.highest, num_trials):
             return None
         return best_of_epoch(
             epoch=trainer.current_epoch + 1,

@@ -262,7 +262,6 @@ class ModelSettings(Section, frozen=True):
         freeze_batch_norm: Batch norm keeps and uses its running statistics even in stages that train. If false, it
             takes the statistics of the global batch, over all devices. Null is true if the head starts as `probe`.
         head_lr_multiplier: Learning rate of the head divided by that of the backbone.
-        layer_decay: Ratio of the learning rates of neighbouring stages, in (0, 1]; 1 for one rate.
         decay_norm_and_bias: Apply weight decay also to biases, norms, layer scales, position embeddings, class tokens
             and logit scales.
         optimizer: An optimizer of torch. By its name or class_path; it has its own default of --lr. Its arguments:
@@ -298,7 +297,6 @@ class ModelSettings(Section, frozen=True):
     freeze: Annotated[str | None, About(word="freeze", value="STAGE", resume="fixed")] = None
     freeze_batch_norm: bool | None = None
     head_lr_multiplier: Annotated[Positive, About(resume="stays")] = 1.0
-    layer_decay: Annotated[Share, About(resume="fixed")] = 1.0
     decay_norm_and_bias: Annotated[bool, About(resume="fixed")] = False
     optimizer: Annotated[
         ClassSettings,

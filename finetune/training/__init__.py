@@ -10,24 +10,22 @@
 
 Optimization:
 
-- `initial_head`: the head that a fit starts with.
-- `param_groups`: learning rates and weight decay of the stages.
+- `fitted_head`: fits the head before the first step.
+- `optimizers`: parameter groups, and optimizers that update all weights in one pass over memory.
 - `lr_schedulers`: the learning rate over the steps of a run.
-- `fused_optimizers`: optimizers that update all weights in one pass over memory.
 - `precision`: the default precision.
 - `compile`: compiles the network by torch.
-- `interpolation`: chooses weights between the start and the end of a fit.
+- `best_weights`: chooses weights between the start and the end of a fit.
 
 Calibration, fitted on the validation split:
 
 - `calibration`: probabilities and decisions from logits: a temperature, or a scale and a bias of each label.
 - `threshold`: the decision threshold for two classes, and those of several labels.
-- `calibration_fit`: fits it to the logits and labels of the validation images. `finite` checks probabilities.
+- `finite`: checks that probabilities are finite numbers.
 
 Length of a run:
 
 - `run_length`: the default number of epochs.
-- `run_limits`: the number of steps that the limits of a Trainer allow.
 
 Checks, output and checkpoints:
 

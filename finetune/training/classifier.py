@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -12,14 +12,12 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from finetune import lightning_private
-from finetune.data.batch_limits import num_within
 from finetune.data.class_weights import (
     BALANCED,
     check_weighted,
     parse_class_weights,
     weights_of_classes,
 )
-from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import run_seed
 from finetune.distributed.global_loss import GlobalLoss, set_ddp_arguments, zero_loss
 from finetune.distributed.sync_batch_norm import share_statistics
@@ -30,30 +28,24 @@ from finetune.runs.checkpoint_facts import check_fits, origin
 from finetune.settings.fields import check_section, own_arguments
 from finetune.settings.schema import HeadInit, LabelKind, ModelSettings
 from finetune.system.messages import as_wrong_usage
-from finetune.training import param_groups
 from finetune.training.calibration import Calibration, read_calibration
-from finetune.training.calibration_fit import fit_calibration
 from finetune.training.compile import Compile
 from finetune.training.dropout import Noise
 from finetune.training.finite import check_evaluated
-from finetune.training.fused_optimizers import fuse, lay_out_gradients
-from finetune.training.initial_head import (
-    fit_head,
-    log_fitted_head,
-    resolved_head_init,
-    score_of_head,
-)
-from finetune.training.interpolation import Interpolation
+from finetune.training.fitted_head import FitHead, resolved_head_init
+from finetune.training.loss import target_of
 from finetune.training.lr_schedulers import WarmupCosine, scheduler_config
 from finetune.training.measure import measure
 from finetune.training.metrics import TrainMetrics, undecodable
-from finetune.training.outputs import Collector, Outputs, check_memory
-from finetune.training.task import task_for
+from finetune.training.optimizers import (
+    fuse,
+    lay_out_gradients,
+    param_groups,
+    scale_learning_rates,
+)
+from finetune.training.outputs import Collector, Outputs
+from finetune.training.task import Task
 from finetune.training.threshold import Aim
-
-if TYPE_CHECKING:  # scipy takes a second to import
-    from finetune.features.linear_probe import FittedHead
-
 
 DEFAULTS = ModelSettings()
 
@@ -97,7 +89,6 @@ class Classifier(pl.LightningModule):
         freeze: str | None = DEFAULTS.freeze,
         freeze_batch_norm: bool | None = DEFAULTS.freeze_batch_norm,
         head_lr_multiplier: float = DEFAULTS.head_lr_multiplier,
-        layer_decay: float = DEFAULTS.layer_decay,
         decay_norm_and_bias: bool = DEFAULTS.decay_norm_and_bias,
         optimizer: Callable[[Any], Optimizer] = lambda params: AdamW(
             params, lr=1e-4, weight_decay=0.05
@@ -127,31 +118,24 @@ class Classifier(pl.LightningModule):
         self.class_names = list(class_names)
         self.backbone = backbone
         self.weights = weights
-        self.head_init = resolved_head_init(head_init, weights)
-        self.has_fixed_statistics = (
-            self.head_init == "probe" if freeze_batch_norm is None else freeze_batch_norm
-        )
         self.network_size = network_size
-        self.head_lr_multiplier = head_lr_multiplier
-        self.layer_decay = layer_decay
         self.class_weights = class_weights
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.scheduler_interval = scheduler_interval
-        self.decay_norm_and_bias = decay_norm_and_bias
-        self.label_smoothing = label_smoothing
-        self.task = task_for(label_kind, class_names, label_smoothing)
         self.is_compiled = compile
-        num_classes = len(self.class_names)
+        self.head_init = resolved_head_init(head_init, weights)
+        self.has_fixed_statistics = (
+            self.head_init == "probe" if freeze_batch_norm is None else freeze_batch_norm
+        )
         self.is_solved = freeze == "backbone"  # only the head is fitted, which needs no optimizer
         self.automatic_optimization = not self.is_solved
-        # the monitored metric on the validation images with the head that was fitted before training
-        self.start_score: float | None = None
         self.trains_from_fitted_head = self.head_init == "probe" and not self.is_solved
+        self.task = Task(label_kind, self.class_names, label_smoothing)
         with _seeded(init_seed):
             self.image_classifier = build_image_classifier(
                 backbone,
-                num_classes,
+                len(self.class_names),
                 network_size,
                 members=members,
                 label_kind=label_kind,
@@ -163,15 +147,15 @@ class Classifier(pl.LightningModule):
             *self.frozen,
             *(stages.batch_norms(self.network) if self.has_fixed_statistics else ()),
         ]
-        self.register_buffer("class_weight", torch.ones(num_classes))
+        self.register_buffer("class_weight", torch.ones(len(self.class_names)))
         if isinstance(class_weights, dict):
             self.class_weight.copy_(torch.tensor(weights_of_classes(class_weights, class_names)))
         self.train_metrics = TrainMetrics(label_kind)
-        self.aim: Aim | None = (
-            None  # what thresholds are chosen for; None for the default of the task
-        )
-        self.calibration: Calibration = self.task.uncalibrated()  # for the current weights
-        self.interpolation: Interpolation | None = None  # for the current weights
+        # what thresholds are chosen for; None for the default of the task
+        self.aim: Aim | None = None
+        # of the current weights: the calibration, and how they were chosen (`best_weights.settle`)
+        self.calibration: Calibration = self.task.uncalibrated()
+        self.interpolation: dict[str, Any] | None = None
         self._collector = Collector()
         # of the last evaluation outside of a fit: the outputs, on rank 0; and of each the tables behind its metrics
         self.outputs: Outputs | None = None
@@ -216,62 +200,35 @@ class Classifier(pl.LightningModule):
             )
         set_ddp_arguments(self.trainer)
         self.train_metrics.reset()  # an earlier fit may have been interrupted
-        self._check_memory(stage)
         if stage == "fit" and self.trainer.world_size > 1:
             share_statistics(self.network, self.always_eval)
-        if stage != "fit" or self.trainer.ckpt_path is not None:
-            return  # the checkpoint has weights and head
-        torch.manual_seed(run_seed())
-        if self.weights is not None:
-            load_pretrained(self.image_classifier, self.weights, self.backbone, self.network_size)
+        if stage == "fit" and self.trainer.ckpt_path is None:  # a checkpoint has weights and head
+            torch.manual_seed(run_seed())
+            if self.weights is not None:
+                model = self.image_classifier
+                load_pretrained(model, self.weights, self.backbone, self.network_size)
+            self._weigh_classes()
+
+    def _weigh_classes(self) -> None:
+        """Set the class weights that follow from the training images, and check the others against the images."""
+        splits = self.trainer.datamodule.splits  # type: ignore[attr-defined]
         if self.class_weights == BALANCED:
-            train = self._data.splits["train"]
+            train = splits["train"]
             self.class_weight.copy_(self.task.class_weights(train.targets, train.weights))
         elif isinstance(self.class_weights, dict) and self.task.label_kind == "single":
-            counts = {name: split.targets.counts() for name, split in self._data.splits.items()}
+            counts = {name: split.targets.counts() for name, split in splits.items()}
             check_weighted(self.class_weights, self.class_names, counts)
 
-    def _check_memory(self, stage: str) -> None:
-        """Check before anything is computed that the outputs of the splits that this stage measures fit into memory."""
-        names = {"fit": "val", "validate": "val", "test": "test"}
-        splits = getattr(self.trainer.datamodule, "splits", {})  # type: ignore[attr-defined]
-        split = names.get(stage, "")
-        if split in splits:
-            limit = getattr(self.trainer, f"limit_{split}_batches")
-            num = num_within(limit, len(splits[split]), self._data.batch_size)
-            check_memory(split, num, len(self.class_names), self.task.label_kind, stage != "fit")
-
     def configure_callbacks(self) -> list[pl.Callback]:
-        return [Compile(), Noise()] if self.is_compiled else [Noise()]
+        callbacks: list[pl.Callback] = [Noise()]
+        if self.is_compiled:
+            callbacks.append(Compile())
+        if self.head_init == "probe" or self.is_solved:
+            callbacks.append(FitHead())
+        return callbacks
 
     def on_fit_start(self) -> None:
         self.train()  # Lightning does not change the mode of modules
-        if (self.head_init == "probe" or self.is_solved) and self.trainer.ckpt_path is None:
-            self._fit_head()
-
-    def _fit_head(self) -> None:
-        self.eval()
-        fitted = fit_head(self.trainer, self, self._data)
-        if self.trains_from_fitted_head:
-            self.start_score = score_of_head(self.trainer, self, self._data)
-        self.train()
-        if not self.trainer.is_global_zero:
-            return
-        start = "" if self.start_score is None else f"{self.task.monitor} {self.start_score:.4f}"
-        log_fitted_head(fitted, start, self.is_solved)
-        if self.is_solved:
-            self._measure_solved_head(fitted)
-
-    def _measure_solved_head(self, fitted: "FittedHead") -> None:
-        """Update the training metrics with the solved head's logits of the training images."""
-        batch = {"label": fitted.labels}
-        if fitted.weights is not None:
-            batch["weight"] = fitted.weights
-        target = self.task.target(batch)
-        class_weight = self.class_weight.double().cpu()
-        summed = self.task.loss_sum(fitted.logits, target, class_weight)
-        weight = target.weight(class_weight)
-        self.train_metrics.update(fitted.logits, fitted.labels, summed, weight)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor | None:
         # Nothing trains. The loop runs once for the hooks at the end of an epoch, such as validation.
@@ -281,7 +238,7 @@ class Classifier(pl.LightningModule):
         self.calibration = self.task.uncalibrated()  # this step changes the weights
         self.interpolation = None
         images = batch["image"]
-        target = self.task.target(batch)
+        target = target_of(batch)
         weight = target.weight(self.class_weight)
         global_loss = GlobalLoss.of_ranks(weight, self.trainer.world_size)
         if len(images) == 0 and global_loss.total_weight == 0:
@@ -361,7 +318,7 @@ class Classifier(pl.LightningModule):
                 outputs, self.task, self.calibration, self.class_weight, is_test, not is_fit
             )
             if is_fit:
-                fitted = fit_calibration(outputs.logits, outputs.labels, self.aim)
+                fitted = Calibration.fit(outputs.logits, outputs.labels, self.aim)
         found, fitted = self.trainer.strategy.broadcast((found, fitted))
         if found is None:
             raise ValueError(undecodable(split))
@@ -372,12 +329,13 @@ class Classifier(pl.LightningModule):
         self.outputs = None if is_fit else outputs
         if fitted is not None:
             self.calibration = fitted
-            self.log_dict(self.task.calibration_metrics(fitted))
+            if self.task.label_kind == "single":
+                self.log("val/temperature", fitted.temperature)
 
     def param_groups(self) -> list[dict]:
         """Return the parameter groups of the optimizer."""
-        return param_groups.param_groups(
-            self.network, self.head_lr_multiplier, self.layer_decay, self.decay_norm_and_bias
+        return param_groups(
+            self.network, self.hparams["head_lr_multiplier"], self.hparams["decay_norm_and_bias"]
         )
 
     @as_wrong_usage("model.optimizer or model.scheduler")
@@ -385,7 +343,7 @@ class Classifier(pl.LightningModule):
         if self.is_solved:
             return []
         optimizer = self.optimizer(self.param_groups())
-        param_groups.scale_learning_rates(fuse(optimizer))
+        scale_learning_rates(fuse(optimizer))
         if self.scheduler is None:
             return optimizer
         return [optimizer], [
@@ -406,15 +364,10 @@ class Classifier(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_fits(checkpoint, self.hparams, self.network)
         self.calibration = read_calibration(checkpoint)
-        plain = checkpoint["finetune"].get("interpolation")
-        self.interpolation = None if plain is None else Interpolation.from_plain(plain)
+        self.interpolation = checkpoint["finetune"].get("interpolation")
         if lightning_private.has_trainer(self):
             # Lightning converts the module after it has restored the weights, which would round float64 to float32.
             self.trainer.precision_plugin.convert_module(self)
             sums = checkpoint["finetune"]["train_metrics"]
             if sums is not None:  # an exported file has none
                 self.train_metrics.restore(sums, self.trainer.is_global_zero)
-
-    @property
-    def _data(self) -> ImageDataModule:
-        return self.trainer.datamodule  # type: ignore[attr-defined]

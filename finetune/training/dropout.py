@@ -97,16 +97,8 @@ class PerImageDropout(_Dropout, nn.Dropout):
         return tuple(input.shape)
 
 
-class PerImageDropout1d(_Dropout, nn.Dropout1d):
-    """Drops whole channels, like the next two classes."""
-
-
 class PerImageDropout2d(_Dropout, nn.Dropout2d):
-    pass
-
-
-class PerImageDropout3d(_Dropout, nn.Dropout3d):
-    pass
+    """Drops whole channels."""
 
 
 class PerImageStochasticDepth(_PerImage, StochasticDepth):
@@ -143,9 +135,7 @@ def _per_image_drop_path(drop_path: type) -> type:
 
 _REPLACEMENTS: dict[type, type] = {
     nn.Dropout: PerImageDropout,
-    nn.Dropout1d: PerImageDropout1d,
     nn.Dropout2d: PerImageDropout2d,
-    nn.Dropout3d: PerImageDropout3d,
     StochasticDepth: PerImageStochasticDepth,
 }
 

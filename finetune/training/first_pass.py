@@ -6,13 +6,14 @@ from typing import Any
 import pytorch_lightning as pl
 from torch import nn
 
-from finetune.data.batch_limits import batches_within, check_limit
+from finetune.data.batch_limits import batches_within, check_limit, num_within
 from finetune.data.data_settings import missing_split_message
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.samplers import evaluated_targets
 from finetune.models.size_check import check_first_pass
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
+from finetune.training.outputs import check_memory
 
 _OTHER_LABELS = {
     "single": "the network predicts one class per image, and the images of {root} have several labels",
@@ -70,6 +71,7 @@ def check_fit(
         split = {"validate": "val", "test": "test", "predict": "predict"}[command]
         if getattr(trainer, f"limit_{split}_batches") == 0:
             raise WrongUsage(f"nothing to {command}: trainer.limit_{split}_batches is 0")
+    _check_memory(trainer, model, data, command, is_tested)
     num_values = _trained_values(model, data.eval_image_size)
     if command != "fit":
         return
@@ -96,6 +98,20 @@ def _check_limits(trainer: pl.Trainer, data: Any, is_tested: bool) -> None:
         if name in data.splits and (name != "test" or is_tested):
             limit = getattr(trainer, f"limit_{name}_batches")
             check_limit(limit, name, len(data.splits[name]), data.batch_size)
+
+
+def _check_memory(
+    trainer: pl.Trainer, model: Classifier, data: Any, command: str, is_tested: bool
+) -> None:
+    """Check that the outputs of the splits that are measured fit into memory."""
+    splits = {"fit": ("val", "test") if is_tested else ("val",), "validate": ("val",)}
+    for split in splits.get(command, (command,)):
+        if split not in data.splits or command == "predict":
+            continue
+        limit = getattr(trainer, f"limit_{split}_batches")
+        num = num_within(limit, len(data.splits[split]), data.batch_size)
+        has_pairs = command != "fit" or split == "test"
+        check_memory(split, num, len(model.class_names), model.task.label_kind, has_pairs)
 
 
 def _check_last_batch(trainer: pl.Trainer, model: Classifier, data: Any, image_size: int) -> None:

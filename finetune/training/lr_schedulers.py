@@ -10,8 +10,8 @@ import pytorch_lightning as pl
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from finetune.data.batch_limits import batches_within
 from finetune.system.messages import WrongUsage
-from finetune.training.run_limits import total_steps
 
 # Attribute of an optimizer: the scheduler's steps in the complete run. It is not in the optimizer's state.
 _RUN_STEPS = "finetune_run_steps"
@@ -86,6 +86,33 @@ def scheduler_config(
     setattr(optimizer, _RUN_STEPS, steps)
     make_with_steps = with_total_steps(make, steps)
     return {"scheduler": make_with_steps(optimizer), "interval": interval}
+
+
+def total_steps(trainer: pl.Trainer, num_batches: int, interval: str = "step") -> int:
+    """Return the optimizer steps of the complete run, including those before a resume; or its epochs, rounded up.
+
+    Lightning's `estimated_stepping_batches` would create the training loader before the position of a resumed run is
+    known.
+
+    Args:
+        trainer: Its limits end the run.
+        num_batches: Global batches of an epoch, without limits.
+        interval: `step` to count steps, `epoch` to count epochs.
+
+    Raises:
+        ValueError: The run has no limit.
+    """
+    batches = batches_within(trainer.limit_train_batches, num_batches)
+    steps_each = max(1, math.ceil(batches / trainer.accumulate_grad_batches))
+    limits = [] if trainer.max_steps < 0 else [trainer.max_steps]
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        limits.append(trainer.max_epochs * steps_each)
+    if not limits:
+        hint = "pass one, or a scheduler that needs no length, or --model.scheduler null"
+        raise ValueError(
+            f"the scheduler needs total_steps in a run without trainer.max_epochs and max_steps: {hint}"
+        )
+    return min(limits) if interval == "step" else math.ceil(min(limits) / steps_each)
 
 
 def with_total_steps(

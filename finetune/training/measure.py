@@ -11,10 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import (
-    multiclass_confusion_matrix,
-    multilabel_confusion_matrix,
-)
+from torchmetrics.functional.classification import multilabel_confusion_matrix
 
 from finetune.features.average_precision import (
     average_precision,
@@ -99,17 +96,14 @@ def _of_classes(
         columns.append([calibration.decide(probabilities).numpy(), *of_each])
     predicted, confidence, top, raw, raw_top = map(np.concatenate, zip(*columns, strict=True))
     labels = outputs.labels.numpy()
+    num = len(names)
+    right = np.bincount(labels[predicted == labels], minlength=num)
+    actual = np.bincount(labels, minlength=num)
+    values = _values_of_classes(right, actual, np.bincount(predicted, minlength=num), names)
+    tables: dict[str, Any] = {}
     if has_pairs:
-        of_images = torch.from_numpy(predicted)
-        confusion = multiclass_confusion_matrix(of_images, outputs.labels, len(names)).numpy()
-        values, tables = measure_classes(confusion, names)
-    else:
-        right, actual, found = (
-            np.bincount(of_class, minlength=len(names))
-            for of_class in (labels[predicted == labels], labels, predicted)
-        )
-        values = _values_of_classes(right, actual, found, names)
-        tables = {}
+        of_pairs = np.bincount(labels * num + predicted, minlength=num**2)
+        tables["confusion_matrix"] = of_pairs.reshape(num, num).tolist()
     values["calibration_error"] = calibration_error(confidence, top == labels)
     if calibration.num_images:
         values["calibration_error_before_scaling"] = calibration_error(raw, raw_top == labels)

@@ -20,12 +20,13 @@ from finetune.data.file_facts import sizes_of_some
 from finetune.data.transforms import cropped_area
 from finetune.system.messages import as_wrong_usage, counted
 from finetune.training.classifier import Classifier
-from finetune.training.param_groups import scale_learning_rates
+from finetune.training.optimizers import scale_learning_rates
 
 log = logging.getLogger(__name__)
 
 _NUM_CLASSES_SHOWN = 8
 _NUM_KEPT = 5  # examples of each finding in run.json
+_SPLITS = ("train", "val", "test")
 _FEW = 2  # images of a class, which are too few to train on
 # Of an image's area. With the default crop_share, 7/8, a square loses 23 %, a plain photograph of 4:3 43 % and one of
 # 3:2 49 % (1 - 2/3 * (7/8)**2), which is what ImageNet's evaluation does, too; 16:9 and longer ones lose 57 % and more.
@@ -46,33 +47,29 @@ def log_overview(
     """
     if not trainer.is_global_zero:
         return {}
-    lines = [_image_counts(data), _network(model, ckpt_path), _machine(trainer, model, data)]
-    corrections = data.scanned.corrections
-    if corrections is not None:
-        lines.insert(1, corrections.line())
+    lines = [_image_counts(data)]
     weights = data.splits["train"].weights
     if weights is not None:
-        lines.insert(1, _image_weights(weights))
-    doubtful = [*data_warnings(data), *few_validation_images(trainer, model, data)]
+        lines.append(f"image weights: {weights.min():.4g} to {weights.max():.4g}, in training only")
+    corrections = data.scanned.corrections
+    if corrections is not None:
+        lines.append(corrections.line())
+    lines += [_network(model, ckpt_path), _machine(trainer, model, data)]
     images = replace(data.scanned)  # its lists of all images are not kept during the fit
     findings = first_look(images)
-    if line := faulty_files(images, findings):
-        doubtful.append(line)
+    doubtful = [*data_warnings(data), *few_validation_images(trainer, model, data)]
+    doubtful += filter(None, [faulty_files(images, findings)])
+    lines += filter(None, [crop_line(data)])
+    for split in ("val", "test"):
+        if split in data.splits and getattr(trainer, f"limit_{split}_batches") == 0:
+            lines.append(f"{split} is skipped, because trainer.limit_{split}_batches is 0")
     for line in lines:
         log.info("%s", line)
-    if cropped := crop_line(data):
-        log.info("%s", cropped)
-    for split, result in (("val", ": best.ckpt is the last epoch"), ("test", "")):
-        if split in data.splits and getattr(trainer, f"limit_{split}_batches") == 0:
-            log.info("%s is skipped, because trainer.limit_%s_batches is 0%s", split, split, result)
     for doubt in doubtful:
         log.warning("%s", doubt)
-    splits = {
-        name: _about_split(data, name) for name in ("train", "val", "test") if name in data.splits
-    }
     return {
         "root": str(data.root),
-        "splits": splits,
+        "splits": {name: _about_split(data, name) for name in _SPLITS if name in data.splits},
         "lines": lines,
         "doubts": doubtful,
         "first_look": as_plain(findings, images, _NUM_KEPT),
@@ -92,7 +89,6 @@ def data_warnings(data: ImageDataModule) -> Iterator[str]:
         # a val or test folder of the user is reported by the first look at the files
         if lacking and split in data.splits and data.splits[split].is_drawn:
             yield f"{split} has no images of {_some(lacking)}: its results do not measure them"
-    yield from _classes_of_weight_0(data)
     yield from straddling_groups(data.splits)
     settings = data.settings
     test_fraction = settings.test_fraction if settings.num_folds is None else 1 / settings.num_folds
@@ -106,32 +102,21 @@ def data_warnings(data: ImageDataModule) -> Iterator[str]:
         yield f"test has only {counted(num, 'image')}: the standard error of {metric} is up to {error:.0f} points"
 
 
-def _classes_of_weight_0(data: ImageDataModule) -> Iterator[str]:
-    """Yield a warning if no training image of a class has a weight above 0."""
-    train = data.splits.get("train")
-    if train is None or train.weights is None:
-        return
-    totals = zip(data.class_names, train.targets.weighted_counts(train.weights), strict=True)
-    counts = _counts(data, "train")
-    if lacking := [name for name, total in totals if total == 0 and counts[name]]:
-        yield f"all training images of {_some(lacking)} have the weight 0: these classes are not trained"
-
-
 def few_validation_images(
     trainer: pl.Trainer, model: Classifier, data: ImageDataModule
 ) -> Iterator[str]:
     """Yield a warning if the best epoch and the temperature are chosen on few validation images."""
-    if "val" in data.splits:
-        num = num_within(trainer.limit_val_batches, len(data.splits["val"]), data.batch_size)
-        if 0 < num < _FEW_TO_CHOOSE:
-            images = counted(num, "image")
-            chosen = "temperature" if data.label_kind == "single" else "thresholds"
-            uncertain = f"the choice of the best epoch and the {chosen} are"
-            if model.is_solved:  # in a single epoch
-                uncertain = f"the {chosen} {'is' if chosen == 'temperature' else 'are'}"
-            yield (
-                f"val has only {images}: {uncertain} uncertain. Use a larger --data.val_fraction, or more images"
-            )
+    if "val" not in data.splits:
+        return
+    num = num_within(trainer.limit_val_batches, len(data.splits["val"]), data.batch_size)
+    if 0 < num < _FEW_TO_CHOOSE:
+        chosen = "temperature" if data.label_kind == "single" else "thresholds"
+        if not model.is_solved:  # in a single epoch
+            chosen = f"best epoch and the {chosen}"
+        yield (
+            f"val has only {counted(num, 'image')}: the choice of the {chosen} is uncertain. Use a larger "
+            "--data.val_fraction, or more images"
+        )
 
 
 def crop_line(data: ImageDataModule) -> str:
@@ -154,29 +139,28 @@ def crop_line(data: ImageDataModule) -> str:
 
 
 def _image_counts(data: ImageDataModule) -> str:
+    """Return the place of the images, the size and origin of each split, and the number of images of each class."""
     counts = _counts(data, "train")
     shown = [f"{name} {num:,}" for name, num in counts.items()]
     if len(shown) > _NUM_CLASSES_SHOWN:
-        fewest = min(counts.values())
-        most = max(counts.values())
-        num_images = counted(most, "image")
-        shown = [f"{num_images} each" if fewest == most else f"{fewest:,} to {num_images} each"]
+        shown = [f"{min(counts.values()):,} to {counted(max(counts.values()), 'image')} each"]
     splits = []
-    for split in ("train", "val", "test"):
-        if split in data.splits:
-            origin = data.scanned.origin(split)
-            if data.splits[split].is_drawn:
-                origin += f", split_seed {data.settings.split_seed}"
-            if split == "test" and data.settings.fold is not None:
-                origin += f", fold {data.settings.fold} of {data.settings.num_folds}"
-            splits.append(
-                f"{split} {len(data.splits[split]):,}" + (f" ({origin})" if origin else "")
-            )
-        else:
+    for split in _SPLITS:
+        if split not in data.splits:
             splits.append(f"{split} none")
+            continue
+        origin = data.scanned.origin(split)
+        if data.splits[split].is_drawn:
+            origin += f", split_seed {data.settings.split_seed}"
+        if split == "test" and data.settings.fold is not None:
+            origin += f", fold {data.settings.fold} of {data.settings.num_folds}"
+        splits.append(f"{split} {len(data.splits[split]):,}" + (f" ({origin})" if origin else ""))
     classes = f"{len(counts)} classes in train: {', '.join(shown)}"
     if data.label_kind == "several":
-        classes = f"{_label_density(data)}; {len(counts)} labels in train: {', '.join(shown)}"
+        per_image = data.splits["train"].targets.labels.sum(axis=1)
+        without = counted(int((per_image == 0).sum()), "image")
+        density = f"{per_image.mean():.1f} labels per image, {without} without any"
+        classes = f"{density}; {len(counts)} labels in train: {', '.join(shown)}"
     remark = f"; {data.scanned.remark}" if data.scanned.remark else ""
     place = str(data.root)
     if is_copied(place):
@@ -184,38 +168,37 @@ def _image_counts(data: ImageDataModule) -> str:
     return f"images: {place}: {', '.join(splits)}; {classes}{remark}"
 
 
-def _label_density(data: ImageDataModule) -> str:
-    """Return how many labels training images have on average, and how many images have none, in words."""
-    labels = data.splits["train"].targets.labels
-    num_without = int((labels.sum(axis=1) == 0).sum())
-    without = f", {counted(num_without, 'image')} without any" if num_without else ""
-    return f"{labels.sum() / len(labels):.1f} labels per image{without}"
-
-
 def _network(model: Classifier, ckpt_path: object) -> str:
-    hparams = model.hparams
+    """Return the network, the origin of its weights, which parameters are trained, and their learning rates."""
     parameters = [*model.network.parameters()]
     num_all = sum(p.numel() for p in parameters)
     num_trained = sum(p.numel() for p in parameters if p.requires_grad)
     trained = f"{num_trained / 1e6:.2f}" if num_trained >= 10_000 else f"{num_trained:,}"
-    if hparams["freeze"] == "backbone":
-        frozen = ["everything except the head"]
-    else:
-        frozen = [] if hparams["freeze"] is None else [f"the stages up to {hparams['freeze']}"]
-        frozen += ["batch norm statistics"] if model.has_fixed_statistics else []
-    weights = "random weights" if model.weights is None else f"weights {model.weights}"
-    weights = f"weights of {ckpt_path}" if ckpt_path else weights
-    text = (
-        f"network: {model.backbone}, {weights}; {trained} of {num_all / 1e6:.2f} million parameters are trained, "
-        f"frozen: {' and '.join(frozen) or 'nothing'}; "
-    )
-    num_stages = hparams["head_stages"]
-    if num_stages > 1:
-        text += f"the head takes the features of the last {num_stages} stages; "
+    freeze = model.hparams["freeze"]
+    frozen = [] if freeze is None else [f"the stages up to {freeze}"]
     if model.is_solved:
-        return f"{text}the head is solved exactly"
-    if ckpt_path:
-        return f"{text}learning rates of the checkpoint"
+        frozen = ["everything except the head"]
+    elif model.has_fixed_statistics:
+        frozen.append("batch norm statistics")
+    weights = "random weights" if model.weights is None else f"weights {model.weights}"
+    parts = [
+        f"network: {model.backbone}, {f'weights of {ckpt_path}' if ckpt_path else weights}",
+        f"{trained} of {num_all / 1e6:.2f} million parameters are trained, "
+        f"frozen: {' and '.join(frozen) or 'nothing'}",
+    ]
+    num_stages = model.hparams["head_stages"]
+    if num_stages > 1:
+        parts.append(f"the head takes the features of the last {num_stages} stages")
+    if model.is_solved:
+        parts.append("the head is solved exactly")
+    elif ckpt_path:
+        parts.append("learning rates of the checkpoint")
+    else:
+        parts.append(_learning_rates(model))
+    return "; ".join(parts)
+
+
+def _learning_rates(model: Classifier) -> str:
     with as_wrong_usage("model.optimizer"):
         # a second optimizer, to read the learning rates from
         optimizer = model.optimizer(model.param_groups())
@@ -224,11 +207,8 @@ def _network(model: Classifier, ckpt_path: object) -> str:
         group["name"].removesuffix("_no_decay"): f"{group['lr']:.3g}"
         for group in optimizer.param_groups
     }
-    if len(rates) > 3:  # one rate per stage: show those of the stem, the last stage and the head
-        rates = {name: rates[name] for name in [*list(rates)[:1], *list(rates)[-2:]]}
-    return f"{text}{type(optimizer).__name__} at " + ", ".join(
-        f"{rate} ({name})" for name, rate in rates.items()
-    )
+    shown = ", ".join(f"{rate} ({name})" for name, rate in rates.items())
+    return f"{type(optimizer).__name__} at {shown}"
 
 
 def _machine(trainer: pl.Trainer, model: Classifier, data: ImageDataModule) -> str:
@@ -245,14 +225,6 @@ def _machine(trainer: pl.Trainer, model: Classifier, data: ImageDataModule) -> s
     ]
     batches = f"{counted(num_batches, 'batch', 'batches')} of {data.batch_size} an epoch"
     return f"training: {', '.join([*devices, batches, *length])}"
-
-
-def _image_weights(weights: np.ndarray) -> str:
-    """Return a text with the range of the weights of the training images."""
-    text = f"image weights: {weights.min():.4g} to {weights.max():.4g}, in training only"
-    if num_zero := int(np.count_nonzero(weights == 0)):
-        text += f"; {counted(num_zero, 'image')} of weight 0"
-    return text
 
 
 def _counts(data: ImageDataModule, split: str) -> dict[str, int]:

@@ -1,7 +1,6 @@
 """The default precision of a run: bf16 if the hardware is faster with it, else float32."""
 
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,6 @@ from pytorch_lightning.accelerators import Accelerator, CPUAccelerator, CUDAAcce
 from torch import Tensor, nn
 
 from finetune.distributed.signals import is_rank_zero
-from finetune.system.machine import num_cores
 
 log = logging.getLogger(__name__)
 
@@ -57,26 +55,14 @@ def allow_tf32() -> None:
 
 
 def prepare_arithmetic(trainer: pl.Trainer) -> None:
-    """Allow TF32. Warn if bf16 is requested on a CPU without it, and if other programs use the CPU."""
+    """Allow TF32, and warn if bf16 is requested on a CPU without it."""
     allow_tf32()
-    is_cpu = trainer.strategy.root_device.type == "cpu"
     precision = str(trainer.precision)
-    if not is_cpu or not is_rank_zero():
-        return
-    if precision.startswith("bf16") and not _cpu_has_bf16():
+    is_cpu = trainer.strategy.root_device.type == "cpu"
+    if is_cpu and is_rank_zero() and precision.startswith("bf16") and not _cpu_has_bf16():
         log.warning(
             "this processor does not support bf16: %s may be ten times slower than 32-true",
             precision,
-        )
-
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    # threads wait for one another after each operation, so an interrupted thread delays all
-    if torch.get_num_threads() > 1 and load >= num_cores():
-        log.warning(
-            "other programs use this machine (load %.1f on %d cores): one thread may be several times faster. "
-            "Start the command with OMP_NUM_THREADS=1",
-            load,
-            num_cores(),
         )
 
 

@@ -2,35 +2,49 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
+from finetune.settings.schema import LabelKind
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage
 
 RATES = ("precision", "recall")  # measures for which an aim states the least value
 MEASURES = ("accuracy", "f1", *RATES)
-_FORMS = "accuracy, f1, precision:P or recall:P, with P above 0 and at most 1; add :CLASS for the second of two classes"
-_LABEL_FORMS = "f1, accuracy, precision:P or recall:P with P above 0 and at most 1"
+_FORM = "pass accuracy, f1, precision:P or recall:P, with P above 0 and at most 1"
 
 
-class Aim(NamedTuple):
+class Aim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a threshold is chosen for.
 
     Attributes:
-        measure: accuracy, f1, precision or recall.
+        measure: The measure.
         least: The least acceptable precision or recall; None for the other measures, which are maximized.
         positive: Index of the class to which threshold, precision, recall and F1 refer; None for each of several
             labels.
     """
 
-    measure: str
-    least: float | None = None
-    positive: int | None = None
+    measure: Literal["accuracy", "f1", "precision", "recall"]
+    least: Annotated[float, Meta(ge=0, le=1)] | None = None
+    positive: Annotated[int, Meta(ge=0, le=1)] | None = None
 
     def __str__(self) -> str:
         return self.measure if self.least is None else f"{self.measure} {self.least:g}"
+
+    def is_reached(self, is_predicted: np.ndarray, is_positive: np.ndarray) -> bool:
+        """Return whether predictions reach the aim; true if no image is positive.
+
+        Args:
+            is_predicted: Whether each image is predicted as positive, (N,) bool.
+            is_positive: Whether it is, (N,) bool.
+        """
+        if self.least is None or not is_positive.any():
+            return True
+        total = is_positive.sum() if self.measure == "recall" else max(1, is_predicted.sum())
+        return bool((is_predicted & is_positive).sum() / total >= self.least)
 
 
 class Choice(NamedTuple):
@@ -46,26 +60,40 @@ class Choice(NamedTuple):
     reached: float | None
 
 
-def check_form(text: str) -> None:
-    """Check the value of `--threshold` as far as that is possible without classes.
+def check_form(text: str) -> tuple[Aim, str]:
+    """Parse the value of `--threshold` as far as that is possible without classes.
+
+    Returns:
+        The aim without a class, and the name of a class; "" if there is none.
 
     Raises:
         WrongUsage: The value has another form.
     """
-    measure, least, _ = _parts(text)
+    measure, _, name = text.partition(":")
+    least = None
+    if measure in RATES:
+        number, _, name = name.partition(":")
+        try:
+            least = float(number)
+        except ValueError:
+            least = math.nan
     if measure not in MEASURES or (least is not None and not 0 < least <= 1):
-        raise WrongUsage(f"--threshold {text}: pass {_FORMS}")
+        raise WrongUsage(f"--threshold {text}: {_FORM}; add :CLASS for the second of two classes")
+    return Aim(measure, least), name  # type: ignore[arg-type] # checked above
 
 
-def parse_aim(text: str, class_names: Sequence[str]) -> Aim:
+def parse_aim(text: str, class_names: Sequence[str], label_kind: LabelKind = "single") -> Aim:
     """Parse the value of `--threshold`, such as `recall:0.99` or `f1:hotdog`.
 
     Raises:
-        WrongUsage: The value has another form.
+        WrongUsage: The value has another form, or names one of several labels.
         ValueError: It names an unknown class, or the number of classes is not two.
     """
-    check_form(text)
-    measure, least, name = _parts(text)
+    aim, name = check_form(text)
+    if label_kind == "several":
+        if name:
+            raise WrongUsage(f"--threshold {text}: {_FORM}, which is applied to each label")
+        return aim
     if len(class_names) != 2:
         raise ValueError(f"--threshold is for two classes, these are {len(class_names)}")
     names = list(map(composed, class_names))
@@ -73,32 +101,7 @@ def parse_aim(text: str, class_names: Sequence[str]) -> Aim:
         raise ValueError(
             f"--threshold {text}: there is no class {name!r}; there are {' and '.join(class_names)}"
         )
-    return Aim(measure, least, names.index(composed(name)) if name else 0)
-
-
-def parse_label_aim(text: str) -> Aim:
-    """Parse the value of `--threshold` for several labels an image, such as `recall:0.95`.
-
-    Raises:
-        WrongUsage: The value has another form.
-    """
-    measure, least, name = _parts(text)
-    is_known = measure in MEASURES and (least is None or 0 < least <= 1)
-    if not is_known or name:
-        raise WrongUsage(f"--threshold {text}: pass {_LABEL_FORMS}, which is applied to each label")
-    return Aim(measure, least)
-
-
-def _parts(text: str) -> tuple[str, float | None, str]:
-    """Return the measure, the least value (NaN if it is no number, None if there is none) and the rest."""
-    measure, _, rest = text.partition(":")
-    if measure not in RATES:
-        return measure, None, rest
-    number, _, name = rest.partition(":")
-    try:
-        return measure, float(number), name
-    except ValueError:
-        return measure, math.nan, name
+    return msgspec.structs.replace(aim, positive=names.index(composed(name)) if name else 0)
 
 
 def choose(aim: Aim, probabilities: np.ndarray, is_positive: np.ndarray) -> Choice:
@@ -142,17 +145,3 @@ def choose(aim: Aim, probabilities: np.ndarray, is_positive: np.ndarray) -> Choi
     is_best = is_met & (other == other[is_met].max())
     best = np.flatnonzero(is_best)[np.abs(values[is_best] - 0.5).argmin()]
     return Choice(float(values[best]), float(own[best]))
-
-
-def is_reached(aim: Aim, is_predicted: np.ndarray, is_positive: np.ndarray) -> bool:
-    """Return whether predictions reach an aim; true if no image is positive.
-
-    Args:
-        aim: The aim.
-        is_predicted: Whether each image is predicted as positive, (N,) bool.
-        is_positive: Whether it is, (N,) bool.
-    """
-    if aim.least is None or not is_positive.any():
-        return True
-    total = is_positive.sum() if aim.measure == "recall" else max(1, is_predicted.sum())
-    return bool((is_predicted & is_positive).sum() / total >= aim.least)

@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 from small_fits import write_checkpoints
 
-from finetune.commands.export_target import put_file_in_place
+from finetune.commands.export_target import put_in_place
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_check import load_exported
 from finetune.inference.exporters import write_onnx
@@ -72,14 +72,17 @@ def put(folder: Path, text: str) -> None:
     """Put best.onnx with this text and its .json in place."""
     source = folder / f"source{text}"
     source.write_text(text)
-    put_file_in_place(source, {"of": text}, folder / "best.onnx", folder / "best.onnx.json")
+    about = folder / f"about{text}"
+    about.write_text(json.dumps({"of": text}))
+    target = folder / "best.onnx"
+    put_in_place(target, {target: source, folder / "best.onnx.json": about})
 
 
 def test_exports_at_the_same_time_leave_the_file_and_the_json_of_one(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: put(tmp_path, str(i)), range(40)))
     file, about = contents(tmp_path / "best.onnx")
-    assert file == about and len(list(tmp_path.iterdir())) == 42
+    assert file == about and len(list(tmp_path.iterdir())) == 82
 
 
 @pytest.mark.parametrize(("ends_at", "left"), [("best.onnx", "old"), ("best.onnx.json", "new")])

@@ -23,11 +23,11 @@ from PIL import Image
 import finetune
 from finetune import ImageFolderData
 from finetune.data import image_cache
+from finetune.data.batch_limits import FitLimits
 from finetune.data.dataset import ImageDataset
 from finetune.data.decode import decode
 from finetune.data.image_cache import is_worthwhile, read_from_cache
 from finetune.system.cache_dir import cache_dir
-from finetune.training.run_limits import fit_limits
 
 FORK = multiprocessing.get_context("fork")
 
@@ -207,12 +207,11 @@ def test_a_damaged_cache_is_made_anew(root, how, caplog):
         ({"max_epochs": 9, "limit_train_batches": 10}, 5000, False),
         ({"max_epochs": -1, "max_steps": 999}, 5000, False),  # of 10 images
         ({"max_epochs": -1, "max_steps": 1000}, 5000, True),
-        ({"max_epochs": -1, "max_steps": 500, "accumulate_grad_batches": 2}, 5000, True),
+        ({"max_epochs": -1, "max_steps": 500, "batches_per_step": 2}, 5000, True),
     ],
 )
 def test_a_cache_is_made_for_a_fit_that_reads_images_again(options, num, is_worth_it):
-    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, **options)
-    assert is_worthwhile(fit_limits(trainer).num_reads(num, batch_size=10), num) == is_worth_it
+    assert is_worthwhile(FitLimits(**options).num_reads(num, batch_size=10), num) == is_worth_it
 
 
 @pytest.mark.parametrize("why", ["full disk", "no folder", "limit", "free disk", "no cache"])

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import pytorch_lightning as pl
@@ -30,7 +31,7 @@ from finetune.runs.predictions import AnswersWriter, PredictionWriter
 from finetune.runs.predictions_table import Predictions
 from finetune.training.calibration import Calibration
 from finetune.training.outputs import Outputs
-from finetune.training.task import MultiLabel, SingleLabel
+from finetune.training.task import Task
 
 pytestmark = QUIET
 NAMES = ["hot dog", 'the "other", one', "größe", "=1+1"]  # as folders may be called
@@ -50,10 +51,10 @@ class Network(pl.LightningModule):
         super().__init__()
         self.given = probabilities
         self.class_names = names
-        self.task = MultiLabel(tuple(names)) if thresholds else SingleLabel(tuple(names))
+        self.task = Task("several" if thresholds else "single", names)
         num = len(names)
         self.calibration = Calibration.unfitted(self.task.label_kind, num)
-        self.calibration = self.calibration._replace(thresholds=thresholds)
+        self.calibration = msgspec.structs.replace(self.calibration, thresholds=thresholds)
         self.decided = probabilities.argmax(1)
         if thresholds:
             self.decided = probabilities >= torch.tensor(thresholds)

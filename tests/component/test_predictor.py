@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader
 from finetune import Classifier
 from finetune.api.loaded_model import load
 from finetune.data.decode import decode
-from finetune.inference.calibrated_head import calibrated_head
 from finetune.inference.end_to_end import EndToEnd
-from finetune.inference.exported_network import ExportedNetwork
 from finetune.inference.exporters import WRITERS
+from finetune.inference.joined_checkpoint import calibrated_head
+from finetune.inference.onnx_network import ExportedNetwork
 from finetune.inference.predictor import Predictor
 from finetune.inference.tta import AverageFlip
 from finetune.runs.checkpoint_io import read_checkpoint

@@ -17,13 +17,13 @@ def logits_of_both(name, images):
     for norm in batch_norms(network):
         norm.running_mean.normal_(0, 0.1)
         norm.running_var.uniform_(0.5, 2)
-    other = timm.create_model(OF_TORCHVISION[name], num_classes=3).eval()
+    other = timm.create_model(f"{name}.tv_in1k", num_classes=3).eval()
     other.load_state_dict(network.state_dict())
     with torch.no_grad():
         return network(images), other(images)
 
 
-LARGE = sorted(OF_TORCHVISION.keys() - {"resnet18"})
+LARGE = sorted(set(OF_TORCHVISION) - {"resnet18"})
 
 
 @promise("timm")

@@ -16,8 +16,8 @@ from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from finetune.runs.folder import versions
 from finetune.runs.record import read_run
-from finetune.training import interpolation
-from finetune.training.interpolation import interpolate
+from finetune.training import best_weights
+from finetune.training.best_weights import interpolate
 
 PROBE = ("--model.head_init", "probe", "--trainer.precision", "64-true")
 # a rate at which the network forgets everything
@@ -63,7 +63,7 @@ def test_the_best_weights_lie_between_the_start_and_the_end(cli, colours, capsys
     assert len(moved) == 6  # all weights and biases trained
     run = versions("runs", "fit")[-1]
     assert json.loads((run / "test.json").read_text())["interpolation"] == kept
-    kept_in_run = read_run(run).best
+    kept_in_run = read_run(run).facts.best
     assert kept_in_run.share == kept["share"] and "by the loss on" in kept_in_run.why
     assert kept_in_run.why in capsys.readouterr().out
     cli("validate", run / "checkpoints/best.ckpt", "--data.root", colours, "--data.num_workers", 0)
@@ -73,7 +73,7 @@ def test_the_best_weights_lie_between_the_start_and_the_end(cli, colours, capsys
 
 
 def keep_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpolation, "choose", lambda losses: len(losses) - 1)
+    monkeypatch.setattr(best_weights, "choose", lambda losses: len(losses) - 1)
 
 
 @promise("best-weights", controls=[keep_the_end])
@@ -150,7 +150,7 @@ def test_without_validation_the_last_weights_are_kept_and_tested_once(cli, colou
     cli(*fit)
     run = versions("runs", "fit")[-1]
     assert checkpoint("best")["finetune"].get("interpolation") is None
-    assert read_run(run).best is None
+    assert read_run(run).facts.best is None
     written = (run / "test.json").stat().st_mtime_ns
     with caplog.at_level("INFO", logger="finetune"):
         cli(*fit, "--resume")

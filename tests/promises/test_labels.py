@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from finetune import Classifier, ImageFolderData
 from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.training.calibration import read_calibration
-from finetune.training.calibration_fit import fit_calibration
+from finetune.training.calibration import Calibration, read_calibration
 from finetune.training.threshold import Choice
 
 KINDS = ["single", "several"]
@@ -266,7 +265,7 @@ def test_a_checkpoint_predicts_by_the_calibration_of_its_own_validation_images(f
     assert found == model.calibration and found.num_images == len(val)
     logits = model.eval()(torch.cat([batch["image"] for batch in images.loader("val")])).detach()
     labels = torch.from_numpy(val.targets.labels)
-    expected = fit_calibration(logits, labels, found.aim)
+    expected = Calibration.fit(logits, labels, found.aim)
     if kind == "single":
         # Batch norm is fused into convolutions in a fit's validation: logits differ by rounding.
         assert found.temperature == pytest.approx(expected.temperature, rel=1e-4)
@@ -337,7 +336,7 @@ def test_without_validation_there_is_no_calibration_and_that_is_reported(
 def test_a_threshold_that_misses_its_aim_is_an_error_after_the_test(
     place, cli, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("finetune.training.calibration_fit.choose", lambda *_: Choice(None, 0.75))
+    monkeypatch.setattr("finetune.training.calibration.choose", lambda *_: Choice(None, 0.75))
     with pytest.raises(ValueError, match=r"precision 0\.99 .* 0\.75"):
         cli(*command(place, "single", "--threshold", "precision:0.99"))
     run = tmp_path / "runs/fit/version_0"

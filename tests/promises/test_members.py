@@ -20,7 +20,7 @@ from finetune.inference.predictor import Predictor
 from finetune.models.backbones import build
 from finetune.runs import run_lock
 from finetune.runs.run_dir import RunDir
-from finetune.training.calibration_fit import fit_calibration
+from finetune.training.calibration import Calibration
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ def folder(colours, tmp_path_factory) -> Path:
 
 def member_logits(folder: Path, paths: list[str]) -> torch.Tensor:
     """The logits of each member for some images, (M, B, K) float64."""
-    prepare = finetune.load(folder / "best.ckpt", "cpu").predictor.prepare
+    prepare = finetune.load(folder / "best.ckpt", "cpu").prepare
     state = weights_of(folder / RUN)
     pixels = torch.stack([torch.from_numpy(prepare(decode(path))) for path in paths])
     x = (pixels.permute(0, 3, 1, 2).float() - state["mean"]) / state["std"]
@@ -97,7 +97,7 @@ def test_a_checkpoint_alone_says_the_mean_of_its_members(folder, colours):
     validated = finetune.ImageFolderData(str(colours)).splits["val"]
     labels = torch.from_numpy(validated.targets.labels)
     of_val = member_logits(folder, [*validated.paths]).softmax(2).mean(0).log()
-    assert scale == pytest.approx(fit_calibration(of_val, labels, None).scale[0], rel=1e-3)
+    assert scale == pytest.approx(Calibration.fit(of_val, labels, None).scale[0], rel=1e-3)
 
 
 def test_each_member_trains_as_it_would_alone(folder, colours, cli, tmp_path):

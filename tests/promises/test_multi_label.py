@@ -48,6 +48,7 @@ def checkpoint(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its checkpoint with other thresholds than 1/2, so that ignoring them is noticed, and a scale and a bias."""
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     content["finetune"]["calibration"] = {
+        "label_kind": "several",
         "scale": [0.7, 1.3, 1.0, 2.0],
         "bias": [0.2, -0.3, 0.0, 0.5],
         "thresholds": list(THRESHOLDS),

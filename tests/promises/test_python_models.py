@@ -196,7 +196,7 @@ def test_threads_predict_at_once_and_nothing_of_torch_changes(model, colours):
 
 def batch_of(model: LoadedModel, paths: list[Path]) -> torch.Tensor:
     """Return images as the network takes them, (B, 3, H, W) uint8."""
-    images = [model.predictor.prepare(decode(path)) for path in paths]
+    images = [model.prepare(decode(path)) for path in paths]
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
 
 
@@ -204,7 +204,7 @@ def test_network_is_a_module_from_pixels_to_the_logits_of_predict(any_model, col
     model, paths = any_model, sorted((colours / "test").rglob("*.png"))[::4]
     images = batch_of(model, paths)
     assert isinstance(model.network, torch.nn.Module) and not model.network.training
-    temperature = model.predictor.calibration.temperature
+    temperature = model.calibration.temperature
     with torch.no_grad():
         logits = model.network(images)
         raw = model.network.network(images.float())

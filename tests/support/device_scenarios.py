@@ -42,6 +42,7 @@ from finetune.inference.tta import AverageFlip
 from finetune.models.stages import batch_norms, head_name
 from finetune.runs.folder import Run
 from finetune.runs.predictions import PredictionWriter
+from finetune.training.loss import target_of
 from finetune.training.lr_schedulers import WarmupCosine
 from finetune.training.threshold import parse_aim
 
@@ -440,7 +441,7 @@ def own_means() -> Iterator[None]:
     """The usual way: each device's own weighted mean, whatever its share. It measures nothing."""
 
     def step(model: Classifier, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        target = model.task.target(batch)
+        target = target_of(batch)
         logits = model(batch["image"])  # of no image, too: batch norm waits for every device
         summed = model.task.loss_sum(logits, target, model.class_weight)
         return summed / target.weight(model.class_weight) if len(logits) else summed

@@ -47,7 +47,7 @@ LINES = re.compile(  # what a run may say
     r"|(images|network|training): .*|predicting \d.*|(val|test) has only \d+ images?: .*"
     r"|skipped \d+ of the \d+ \w+ images of .*|\d[\d,]* \w+ images of .*"
     r"|epoch \d.*|decoded \d.*|the images of .* are decoded again .*|finetune: error: .*|stopp(ed by|ing after) .*"
-    r"|(test|run in|predictions|temperature|no temperature|best.ckpt|next)\b.*|\d+ ((of \d+ )?\w+ )?images.*"
+    r"|(test|run in|predictions|temperature|not calibrated|best.ckpt|next)\b.*|\d+ ((of \d+ )?\w+ )?images.*"
 )
 
 

@@ -1,7 +1,5 @@
 """The weights between a fit's start and its end, and which of them are kept."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import pytorch_lightning as pl
@@ -12,9 +10,8 @@ from promise import promise
 from torch import Tensor
 
 from finetune.models.checkpoint_values import is_interpolation
-from finetune.runs.interpolation_record import Interpolation
-from finetune.training.interpolation import choose, interpolate, settle
-from finetune.training.task import task_for
+from finetune.training.best_weights import choose, interpolate, settle
+from finetune.training.task import Task
 
 VALUES = st.lists(st.floats(-1e3, 1e3, width=32), min_size=5, max_size=5)
 
@@ -67,7 +64,7 @@ class Linear(torch.nn.Linear):
 
     def __init__(self, kind: str) -> None:
         super().__init__(2, 2)
-        self.task = task_for(kind, self.class_names)
+        self.task = Task(kind, self.class_names)
 
 
 IMAGES = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
@@ -100,18 +97,11 @@ def settled(kind: str, start: dict[str, Tensor], end: dict[str, Tensor]):
 @pytest.mark.parametrize("kind", RIGHT)
 def test_the_better_of_start_and_end_is_measured_kept_and_recorded(kind):
     for ends, expected in (((RIGHT, WRONG), 0.0), ((WRONG, RIGHT), 1.0)):
-        found, weights, calibration = settled(kind, *(end[kind] for end in ends))
-        assert found.share == expected and found.chosen_score == 1
+        weights, calibration, record = settled(kind, *(end[kind] for end in ends))
+        assert record["share"] == expected and record["num_images"] == 60
         assert all(weights[name].equal(RIGHT[kind][name]) for name in weights)
         assert calibration.num_images == 60 and calibration.aim is not None
-        plain = found.as_plain()
         metric = {"single": "accuracy", "several": "mAP"}[kind]
-        assert {tuple(one) for one in plain["candidates"]} == {("share", "loss", metric)}
-        assert is_interpolation(plain) and str(Interpolation.from_plain(plain)) == str(found)
-        assert "60 validation images" in found.message() and metric in found.message()
-        assert "clearly better" not in found.message()
-    half = replace(found.candidates[0], share=0.5)
-    mean = replace(found, share=0.5, candidates=(*found.candidates, half))
-    assert "clearly better" in mean.message()
-    plain["candidates"][0]["other"] = plain["candidates"][0].pop(metric)  # the control
-    assert not is_interpolation(plain)
+        assert is_interpolation(record) and record["candidates"][int(expected)][metric] == 1
+    record["candidates"][0]["other"] = record["candidates"][0].pop(metric)  # the control
+    assert not is_interpolation(record)

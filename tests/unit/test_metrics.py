@@ -31,7 +31,7 @@ from finetune.training.measure import (
 )
 from finetune.training.metrics import TrainMetrics
 from finetune.training.outputs import Collector, Outputs, check_memory
-from finetune.training.task import task_for
+from finetune.training.task import Task
 
 NAMES = ["a", "b", "c", "d"]
 # float32 results of torchmetrics
@@ -66,7 +66,7 @@ CLASS_WEIGHT = torch.tensor([0.5, 1.0, 2.0, 3.0])
 def measured(
     kind: str, logits: Tensor, labels: Tensor, calibration: Calibration | None = None
 ) -> tuple[dict[str, float], dict]:
-    task = task_for(kind, NAMES)
+    task = Task(kind, NAMES)
     outputs = Outputs(torch.arange(len(labels)), logits, labels, [])
     calibration = calibration or task.uncalibrated()
     return measure(outputs, task, calibration, CLASS_WEIGHT, has_interval=False)
@@ -247,7 +247,7 @@ def test_outputs_are_in_the_order_of_the_images_whatever_the_batches(seed, kind,
     assert outputs.index.tolist() == list(range(40)) and len(outputs.bad) == 3
     assert outputs.bad == sorted(outputs.bad)
     assert outputs.logits.equal(logits) and outputs.labels.equal(labels)
-    task = task_for(kind, NAMES)
+    task = Task(kind, NAMES)
     found = measure(outputs, task, FITTED[kind], CLASS_WEIGHT, has_interval=True)
     whole = Outputs(outputs.index, logits, labels, [])
     expected = measure(whole, task, FITTED[kind], CLASS_WEIGHT, has_interval=True)
@@ -267,7 +267,7 @@ def test_a_perfect_order_has_an_average_precision_of_at_most_1(num, seed):
     logits = torch.linspace(6, -6, 200)[:, None]
     labels = (torch.arange(200) < num).float()[:, None]
     order = torch.randperm(200, generator=torch.Generator().manual_seed(seed))
-    score = task_for("several", ["cat"]).score(logits[order], labels[order])
+    score = Task("several", ["cat"]).score(logits[order], labels[order])
     assert 1 - 1e-12 < score <= 1 and standard_error(score, num) < 1e-6
 
 

@@ -10,15 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from networks import BACKBONES, skeleton, trainable
 from small_timm import FAMILIES
-from timm.models import group_parameters
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from finetune.models.stages import freeze, head_name, stages
 from finetune.settings.schema import TrainerSettings
-from finetune.training.fused_optimizers import fuse, lay_out_gradients
 from finetune.training.lr_schedulers import WarmupCosine
-from finetune.training.param_groups import param_groups
+from finetune.training.optimizers import fuse, lay_out_gradients, param_groups
 from finetune.training.run_length import settle_length, usual_epochs
 
 known = cache(skeleton)  # of networks that each example thaws
@@ -31,16 +29,13 @@ def names_of(network: nn.Module) -> dict[int, str]:
 @given(
     backbone=st.sampled_from([name for name in BACKBONES if name != "resnet50"]),
     place=st.integers(0, 4),
-    layer_decay=st.sampled_from([1.0, 0.75]),
     decay_norm_and_bias=st.booleans(),
 )
-def test_parameter_groups_are_a_partition_of_what_trains(
-    backbone, place, layer_decay, decay_norm_and_bias
-):
+def test_parameter_groups_are_a_partition_of_what_trains(backbone, place, decay_norm_and_bias):
     network = known(backbone).requires_grad_(True)
     freeze(network, [None, *stages(network), "backbone"][-1 if place == 4 else place])
     names = names_of(network)
-    groups = param_groups(network, 10.0, layer_decay, decay_norm_and_bias)
+    groups = param_groups(network, 10.0, decay_norm_and_bias)
     grouped = [names[id(parameter)] for group in groups for parameter in group["params"]]
     assert len(grouped) == len(set(grouped)) and set(grouped) == trainable(network)
     assert all(group["params"] for group in groups)
@@ -85,39 +80,13 @@ def test_weight_decay_spares_norms_biases_scales_and_positions(backbone):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_networks_of_timm_train_at_the_rates_of_timm_and_decay_as_it_says(family):
+def test_networks_of_timm_decay_as_it_says(family):
     network = skeleton(FAMILIES[family][0])
     names = names_of(network)
-    groups = param_groups(network, 1.0, 0.5, decay_norm_and_bias=False)
-    ours = {names[id(p)]: group["lr_multiplier"] for group in groups for p in group["params"]}
-    layers = group_parameters(network, network.group_matcher(coarse=True), reverse=True)
-    assert set(ours) == set(names.values())
-    for name, rate in ours.items():
-        theirs = 0.5 ** (max(layers.values()) - layers[name])
-        # which goes with its stage
-        assert rate == theirs or (name.startswith("head.norm.") and rate == 0.5)
+    groups = param_groups(network, 1.0, decay_norm_and_bias=False)
     exempt = {names[id(p)] for g in groups if g.get("weight_decay") == 0.0 for p in g["params"]}
     own = set(getattr(network, "no_weight_decay", set)()) & set(names.values())
     assert exempt == {n for n, p in network.named_parameters() if p.ndim <= 1} | own
-
-
-def test_layer_decay_by_hand():
-    groups = param_groups(skeleton("resnet18"), 10.0, layer_decay=0.5)
-    assert {group["name"]: group["lr_multiplier"] for group in groups} == {
-        "conv1": 1 / 32,
-        "bn1": 1 / 32,  # the stem's norm
-        "layer1": 1 / 16,
-        "layer2": 1 / 8,
-        "layer3": 1 / 4,
-        "layer4": 1 / 2,
-        "head": 10.0,
-    }
-    groups = param_groups(skeleton("vit_b_16"), 1.0, layer_decay=0.5)
-    by_name = {group["name"]: group["lr_multiplier"] for group in groups}
-    # 12 blocks at depths 12 to 1, the final norm with the last of them, the embedding before the first.
-    assert by_name["encoder.ln"] == by_name["encoder.layers.encoder_layer_11"] == 1 / 2
-    assert by_name["encoder.layers.encoder_layer_0"] == 2**-12
-    assert by_name["conv_proj"] == 2**-13
 
 
 def two_groups() -> Optimizer:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from finetune.system.messages import WrongUsage
 from finetune.training.calibration import LEAST_TO_CHOOSE, Calibration
-from finetune.training.calibration_fit import fit_calibration
-from finetune.training.threshold import Aim, Choice, choose, parse_aim, parse_label_aim
+from finetune.training.threshold import Aim, Choice, choose, parse_aim
 
 
 def measured(p: np.ndarray, is_positive: np.ndarray, threshold: float) -> dict[str, float]:
@@ -75,15 +74,15 @@ NAMES = ["hotdog", "not-hotdog"]
 
 
 def test_aims_as_threshold_takes_them():
-    assert parse_aim("accuracy", NAMES) == ("accuracy", None, 0)
-    assert parse_aim("f1", NAMES) == ("f1", None, 0)
-    assert parse_aim("f1:not-hotdog", NAMES) == ("f1", None, 1)
-    assert parse_aim("precision:0.95", NAMES) == ("precision", 0.95, 0)
-    assert parse_aim("recall:.99:hotdog", NAMES) == ("recall", 0.99, 0)
-    assert parse_aim("recall:1:not-hotdog", NAMES) == ("recall", 1.0, 1)
-    assert parse_aim("recall:0.9:a:b", ["a", "a:b"]) == ("recall", 0.9, 1)  # a colon in a name
-    assert parse_label_aim("recall:0.95") == Aim("recall", 0.95)
-    assert parse_label_aim("f1") == Aim("f1")
+    assert parse_aim("accuracy", NAMES) == Aim("accuracy", None, 0)
+    assert parse_aim("f1", NAMES) == Aim("f1", None, 0)
+    assert parse_aim("f1:not-hotdog", NAMES) == Aim("f1", None, 1)
+    assert parse_aim("precision:0.95", NAMES) == Aim("precision", 0.95, 0)
+    assert parse_aim("recall:.99:hotdog", NAMES) == Aim("recall", 0.99, 0)
+    assert parse_aim("recall:1:not-hotdog", NAMES) == Aim("recall", 1.0, 1)
+    assert parse_aim("recall:0.9:a:b", ["a", "a:b"]) == Aim("recall", 0.9, 1)  # a colon in a name
+    assert parse_aim("recall:0.95", NAMES, "several") == Aim("recall", 0.95)
+    assert parse_aim("f1", NAMES, "several") == Aim("f1")
 
 
 WRONG = ["", "F1", "precision", "precision:1.5", "precision:0"]
@@ -92,15 +91,15 @@ WRONG += ["recall:nan", "recall:99%", "recall::hotdog"]
 
 @pytest.mark.parametrize("text", WRONG)
 def test_what_is_no_threshold_is_wrong_usage(text):
-    for parse in (lambda text: parse_aim(text, NAMES), parse_label_aim):
+    for kind in ("single", "several"):
         with pytest.raises(WrongUsage, match="recall:P"):
-            parse(text)
+            parse_aim(text, NAMES, kind)
 
 
 def test_an_aim_of_several_labels_names_none_of_them():
     for text in ("recall:0.9:a", "f1:a"):
         with pytest.raises(WrongUsage, match="each label"):
-            parse_label_aim(text)
+            parse_aim(text, NAMES, "several")
 
 
 def drawn() -> tuple[Tensor, Tensor]:
@@ -113,7 +112,7 @@ def drawn() -> tuple[Tensor, Tensor]:
 
 
 def fitted(logits: Tensor, labels: Tensor, aim: Aim | None = None) -> Calibration:
-    return fit_calibration(logits, labels, aim)
+    return Calibration.fit(logits, labels, aim)
 
 
 GRID = np.linspace(0, 1, 40)  # quantiles

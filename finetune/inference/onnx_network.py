@@ -1,19 +1,19 @@
-"""An exported file in the place of the network, so that commands which take a checkpoint also take the file."""
+"""A file of `finetune export` in the place of the network. onnxruntime computes it on the CPU."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from finetune.inference.onnx_session import open_session
 from finetune.models.image_classifier import ImageClassifier
 from finetune.runs.exported_files import ExportedCheckpoint
+from finetune.system.messages import install
 
 
 class ExportedNetwork(nn.Module):
-    """A file of `finetune export` as a network that onnxruntime computes on the CPU.
+    """A file of `finetune export` as a network, so that commands which take a checkpoint also take the file.
 
     Args:
         path: The .onnx. It contains the normalization.
@@ -27,19 +27,12 @@ class ExportedNetwork(nn.Module):
         super().__init__()
         self.path = path
         self.num_classes = num_classes
-        self.logits = _open(path)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "logits": None}  # a session cannot be pickled
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.logits = _open(self.path)
+        self.session = open_session(path)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return logits (B, K) of images (B, 3, h, w) whose values are whole numbers from 0 to 255."""
         images = pixels.to("cpu", torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
-        logits = self.logits(images)
+        (logits,) = self.session.run(["logits"], {self.session.get_inputs()[0].name: images})
         if logits.shape != (len(images), self.num_classes):
             shape = f"its logits of {len(images)} images have the shape {logits.shape}"
             raise ValueError(
@@ -48,15 +41,34 @@ class ExportedNetwork(nn.Module):
         return torch.from_numpy(logits).to(pixels.device, pixels.dtype)
 
 
-def _open(path: str) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the function from prepared images (N, h, w, 3) uint8 to logits (N, K)."""
-    session = open_session(path)
-    name = session.get_inputs()[0].name
-    return lambda images: session.run(["logits"], {name: images})[0]
-
-
 def put_exported(model: ImageClassifier, checkpoint: Mapping[str, Any]) -> None:
     """Replace the network by the exported file, if the checkpoint was read from one that contains the network."""
     if isinstance(checkpoint, ExportedCheckpoint) and checkpoint.has_network:
         num_classes = len(checkpoint["hyper_parameters"]["class_names"])
         model.network = ExportedNetwork(str(checkpoint.path), num_classes)
+
+
+def forbid_telemetry() -> None:
+    """Disable the telemetry of onnxruntime (1.32), which writes an identifier into the user's folders.
+
+    This must run before onnxruntime is imported.
+    """
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+
+def open_session(path: str) -> Any:
+    """Return an onnxruntime session of a file, with as many threads as torch uses."""
+    forbid_telemetry()
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ValueError(f"an .onnx file needs onnxruntime: {install('export')}") from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions have no common base class
+        raise ValueError(
+            f"{path!r} cannot be run by onnxruntime: {str(error).strip().splitlines()[0]}"
+        ) from error
