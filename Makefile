@@ -32,7 +32,7 @@ chaos: .venv/installed
 options: .venv/installed
 	$(BIN)/python tools/reference_page.py
 
-# The documentation as a searchable site in site/; fails if a link leads nowhere. It opens from the disk: site/index.html.
+# The documentation as a searchable site in site/; fails if a link leads nowhere. To read it: python3 -m http.server -d site
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
