@@ -37,46 +37,33 @@ def cluster_environment() -> list[ClusterEnvironment]:
 
 
 def num_processes(devices: Any, num_nodes: int) -> tuple[Any, int]:
-    """Return `trainer.devices` and `trainer.num_nodes`, as the launcher has them if there is one.
+    """Return `trainer.devices` and `trainer.num_nodes`: those of the launcher, if there is one and they are not set.
+
+    Lightning refuses numbers that differ from those of the launcher.
 
     Args:
         devices: The user's `trainer.devices`; "auto" if it is not set.
         num_nodes: The user's `trainer.num_nodes`; 1 if it is not set.
 
     Raises:
-        ValueError: The user's numbers differ from those of the launcher.
+        ValueError: srun has started several processes that Lightning would not join.
     """
     if TorchElasticEnvironment.detect():
-        launcher = "torchrun"
         total = int(os.environ["WORLD_SIZE"])
-        per_node: float = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = total / per_node
-    elif _SRUN_TASKS in os.environ:
-        launcher = "srun"
+        per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+    elif SLURMEnvironment.detect() and _SRUN_TASKS in os.environ:
         total = int(os.environ[_SRUN_TASKS])
-        nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
-        per_node = total / nodes
-        if not SLURMEnvironment.detect():
-            if total == 1:
-                # an interactive shell that srun has started: Lightning starts the processes
-                return devices, num_nodes
-            name = os.environ.get("SLURM_JOB_NAME")
-            raise ValueError(
-                f"srun started {total} processes, but Lightning ignores jobs named {name!r}: rename it"
-            )
-    else:
+        per_node = total // int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
+    elif int(os.environ.get(_SRUN_TASKS, 1)) > 1:
+        name = os.environ.get("SLURM_JOB_NAME")
+        raise ValueError(
+            f"srun started several processes, but Lightning ignores jobs named {name!r}: rename it"
+        )
+    else:  # also an interactive shell that srun has started: Lightning starts the processes
         return devices, num_nodes
-    if per_node % 1 or nodes % 1:
-        raise ValueError(
-            f"{launcher} started {total} processes, with different numbers on the machines: that is not supported"
-        )
-    requested = count_devices(devices)
-    if requested not in (None, per_node) or num_nodes not in (1, nodes):
-        raise ValueError(
-            f"{launcher} started {total} processes, {per_node:.0f} on each of {nodes:.0f} machines, but "
-            f"trainer.devices is {devices} and trainer.num_nodes {num_nodes}: omit both"
-        )
-    return int(per_node) if devices == "auto" else devices, int(nodes)
+    if devices == "auto":
+        devices = per_node
+    return devices, total // per_node if num_nodes == 1 else num_nodes
 
 
 def has_launcher() -> bool:

@@ -49,22 +49,6 @@ def test_devices_are_those_that_a_launcher_has_started(
     assert num_processes(*given) == expected
 
 
-@pytest.mark.parametrize(
-    ("total", "given", "words"),
-    [
-        *(
-            (4, given, "omit both")
-            for given in [(1, 1), (4, 1), ("0,1,2", 1), ([0], 2), ("auto", 3)]
-        ),
-        (3, ("auto", 1), "different numbers"),
-    ],
-)
-def test_devices_that_contradict_torchrun_are_refused(monkeypatch, total, given, words):
-    launched(monkeypatch, "torchrun", total, 2)
-    with pytest.raises(ValueError, match=f"torchrun started {total} processes.*{words}"):
-        num_processes(*given)
-
-
 def test_a_shell_that_srun_began_starts_what_it_likes_and_several_of_them_are_refused(monkeypatch):
     launched(monkeypatch, "srun", 1, 1)
     monkeypatch.setenv("SLURM_JOB_NAME", "bash")
