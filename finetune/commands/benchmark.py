@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from finetune.distributed.child_command import start_command, wait_for
 from finetune.fitting.build import closing, stopped_at_once
 from finetune.fitting.decide import decide
 from finetune.fitting.fit import build
@@ -86,14 +87,6 @@ def _result_of_subprocess(devices: str, typed: Sequence[str]) -> dict[str, Any]:
         output = Path(folder) / "result.json"
         # the last value of an option counts
         more = ["--devices=null", f"--trainer.devices={devices}", f"--output={output}"]
-        command = [sys.executable, "-m", "finetune", *typed, *more]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
-            code = process.wait()
-        except BaseException:  # Ctrl-C, or a scheduler's SIGTERM: let the subprocess clean up
-            process.terminate()
-            process.wait()
-            raise
-        if code:
+        if code := wait_for(start_command([*typed, *more], stdout=subprocess.DEVNULL)):
             sys.exit(code)  # the subprocess has printed the error
         return json.loads(output.read_text("utf-8"))

@@ -94,10 +94,10 @@ def order_images(data: DataSet, evidence: Evidence) -> Order:
     num = len(data.paths)
     tiers = np.full(num, _Tier.OTHERS)
     # order within a tier: by the probability of the labels, copies by the number of their set
-    keys = _probability_of_labels(evidence, num)
+    keys, in_doubt = _doubts(evidence)
     reasons: dict[int, str] = {}
     names = data.class_names
-    for i in _images_in_doubt(evidence):
+    for i in np.flatnonzero(in_doubt).tolist():
         tiers[i] = _Tier.DOUBTFUL
         reasons[i] = _reason_of_doubt(i, evidence, names)
     for i, error in evidence.errors.items():
@@ -128,40 +128,27 @@ def _classes_of(labels: NDArray[np.integer]) -> NDArray[np.integer]:
     return labels.reshape(1) if labels.ndim == 0 else np.flatnonzero(labels)
 
 
-def _agreement(evidence: Evidence) -> NDArray[np.float64] | None:
-    """Return the out-of-fold probability that an image has a label as stated; None without probabilities.
+def _doubts(evidence: Evidence) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the lowest probability that anything gives a label of each image, (N,), and whether it is in doubt, (N,).
 
-    (N, 1) for the class of each image, (N, K) if images have several labels.
+    The probability is 1 if nothing is known. The other images or a run suggest other labels for an image in doubt.
     """
+    num = len(evidence.labels)
+    lowest = np.ones(num)
+    in_doubt: NDArray[np.bool_] = np.zeros(num, bool)
     p = evidence.probabilities
-    if p is None:
-        return None
-    if not evidence.has_several:
-        return p[np.arange(len(p)), evidence.labels][:, None]
-    return np.where(evidence.labels == 1, p, 1 - p)
-
-
-def _probability_of_labels(evidence: Evidence, num: int) -> NDArray[np.float64]:
-    """Return the lowest probability that anything gives a label of each image, (N,); 1 if nothing is known."""
-    keys = np.ones(num)
-    agreement = _agreement(evidence)
-    if agreement is not None:
-        keys = np.where(np.isnan(agreement), 1.0, agreement).min(axis=1)
-    for i, (_, probability) in evidence.mistakes.items():
-        keys[i] = min(keys[i], probability)
-    return keys
-
-
-def _images_in_doubt(evidence: Evidence) -> list[int]:
-    """Return the images for which the other images or a run suggest other labels."""
-    in_doubt: NDArray[np.bool_] = np.zeros(len(evidence.labels), bool)
-    agreement = _agreement(evidence)
-    if agreement is not None and evidence.has_several:
+    if p is not None and evidence.has_several:
+        agreement = np.where(evidence.labels == 1, p, 1 - p)
+        lowest = np.where(np.isnan(agreement), 1.0, agreement).min(axis=1)
         in_doubt = np.asarray((agreement < 0.5).any(axis=1))  # NaN is not below
-    elif agreement is not None and evidence.probabilities is not None:
-        in_doubt = np.asarray((evidence.probabilities > agreement).any(axis=1))
-    in_doubt[list(evidence.mistakes)] = True
-    return np.flatnonzero(in_doubt).tolist()
+    elif p is not None:
+        own = p[np.arange(num), evidence.labels]
+        lowest = np.where(np.isnan(own), 1.0, own)
+        in_doubt = np.asarray((p > own[:, None]).any(axis=1))
+    for i, (_, probability) in evidence.mistakes.items():
+        lowest[i] = min(lowest[i], probability)
+        in_doubt[i] = True
+    return lowest, in_doubt
 
 
 def _reason_of_doubt(i: int, evidence: Evidence, names: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ def test_benchmark_measures_a_fit_and_leaves_nothing_but_its_output(cli, colours
 
 
 def test_benchmark_compares_numbers_of_devices(cli, colours, capsys, monkeypatch):
-    monkeypatch.setattr("finetune.commands.benchmark.subprocess", forked_subprocess())
+    monkeypatch.setattr("finetune.distributed.child_command.subprocess", forked_subprocess())
     cli("benchmark", colours, *SMALL, "--devices", "1,2", "--out", "out.json")
     rows = json.loads(Path("out.json").read_text())["scaling"]
     assert [row["devices"] for row in rows] == [1, 2]
