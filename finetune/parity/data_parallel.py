@@ -7,7 +7,6 @@ On CUDA the devices compute at the same time, since kernels are launched asynchr
 after another. They show that the arithmetic is right, but save no time.
 """
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,8 +15,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from finetune.system.messages import WrongUsage
 
 # Shapes: B images in a batch, N in a split, 10 classes.
 
@@ -167,25 +164,13 @@ def train(
         seed: Seed of the initial weights and of the order of images, which is the same for any number of devices.
 
     Raises:
-        WrongUsage: A setting is out of range.
         ValueError: A batch, or the last, smaller batch of an epoch, is not divisible by the number of devices. Or
             weights are no longer finite after an epoch.
     """
     from finetune.data.datasets.fashion_mnist import read
     from finetune.data.samplers import train_order
 
-    if num_epochs < 1 or batch_size < 1 or seed < 0 or not 0 < lr < math.inf:
-        raise WrongUsage(
-            "epochs and batch_size must be at least 1, lr above 0 and seed not negative, "
-            f"got epochs {num_epochs}, batch_size {batch_size}, lr {lr} and seed {seed}"
-        )
     X, y = map(torch.from_numpy, read(root, is_train=True))
-    for num in (min(batch_size, len(X)), len(X) % batch_size):
-        if num % len(devices):
-            raise ValueError(
-                f"batch_size {batch_size} makes a batch of {num} out of {len(X)} images, "
-                f"and {num} does not divide by {len(devices)} devices"
-            )
     X_test, y_test = map(torch.from_numpy, read(root, is_train=False))
     params = init_params(seed, dtype)
     device_params = [get_params(params, device) for device in devices]
