@@ -34,7 +34,6 @@ MOST_FILES = 2_000_000
 _LARGEST_RATIO = 20
 FREE_BYTES = 2**30  # bytes, which any archive may unpack to
 _LONGEST_READ = 2**24  # bytes; a header in a tar file may claim any length
-_LONGEST_NAME = 100  # characters of the archive's name in the cache
 _BLOCK = 512  # bytes
 _GZIP = b"\x1f\x8b"
 _OF_MACOS = "__MACOSX"  # its zips have a second file for each image there
@@ -75,7 +74,7 @@ def unpacked(place: str) -> str:
     """
     version, e_tag = _version(place)
     key = f"{real_place(place)}\0{version}".encode(errors="surrogateescape")
-    name = PurePosixPath(place).name[:_LONGEST_NAME]
+    name = PurePosixPath(place).name[:100]
     folder = cache_dir() / COPIES / f"{name}-{blake2b(key, digest_size=8).hexdigest()}"
     if not folder.exists():
         with one_at_a_time(folder):
@@ -116,19 +115,14 @@ def _unpack(place: str, e_tag: str | None, folder: Path) -> None:
         is_zip = place.lower().endswith(".zip")
         _extract(_zip_members(path) if is_zip else _tar_members(path, limit), limit, content)
         (content / COPIES_MARK).touch()
-        try:
-            content.rename(folder)
-        except OSError:  # on a disk without locks another process may have been quicker
-            if not folder.exists():
-                raise
+        content.rename(folder)
     except StorageError:  # not a fault of the archive
         raise
     except _DAMAGED as error:
         raise ValueError(f"cannot unpack {place}: {shown(reason(error))}") from error
-    except OSError as error:  # its file name is that of a folder which is deleted now
-        where = str(error.filename or folder).removeprefix(f"{content}/")
-        text = f"cannot unpack {place} to {folder.parent}: {shown(error.strerror or str(error))}"
-        raise OSError(f"{text}: {shown(where)}") from error
+    except OSError as error:
+        text = f"cannot unpack {place} to {folder.parent}: {error.strerror or error}"
+        raise OSError(shown(text)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -275,7 +275,8 @@ def _in_words(address: Address, error: Exception) -> Exception:
     from obstore import exceptions
 
     path = str(address)
-    if isinstance(error, FileNotFoundError):
+    # that a bucket is missing obstore says in words
+    if isinstance(error, FileNotFoundError) or "status code: 404" in str(error):
         return FileNotFoundError(errno.ENOENT, "it does not exist", path)
     if isinstance(error, OSError) and error.errno is not None:  # of the local disk
         return error

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from finetune.data.limits import MAX_PIXELS
+from finetune.settings.schema import Interpolation, ResizeMode
 
 # The mean colour of ImageNet, which is about 0 after normalisation. It is the same for all networks, so that the
 # preparation of images does not depend on the network. timm pads with this colour, too (`crop_mode: border`).
@@ -67,55 +68,55 @@ class RandomResizedCrop(A.RandomResizedCrop):
         )
 
 
-class Pad(A.ImageOnlyTransform):
-    """Resizes an image to fit into a square, centres it, and fills the rest with `PADDING`.
+class Prepare(A.ImageOnlyTransform):
+    """The preparation of evaluation: an image (H, W, 3) to (size, size, 3).
 
     Args:
-        size: Side of the square in pixels.
-        interpolation: Kernel for resizing, as in OpenCV.
+        size: Side of the result in pixels.
+        mode: How the image is resized, see `transforms.eval_transform`.
+        interpolation: Kernel for resizing.
+        side: Side in pixels to which the image is resized before the centre is cropped; not for `whole` and `pad`.
     """
 
-    def __init__(self, size: int, interpolation: int = cv2.INTER_LINEAR) -> None:
+    def __init__(
+        self, size: int, mode: ResizeMode, interpolation: Interpolation, side: int = 0
+    ) -> None:
         super().__init__(p=1.0)
         self.size = size
-        self.interpolation = interpolation
+        self.mode = mode
+        self.is_bicubic = interpolation == "bicubic"
+        self.side = side
 
     def apply(self, img: NDArray[np.uint8], **params: Any) -> NDArray[np.uint8]:
-        scale = self.size / max(img.shape[:2])
-        height = max(1, round(img.shape[0] * scale))
-        width = max(1, round(img.shape[1] * scale))
-        top = (self.size - height) // 2
-        left = (self.size - width) // 2
-        result = np.full((self.size, self.size, 3), PADDING, np.uint8)
-        is_bicubic = self.interpolation == cv2.INTER_CUBIC
-        result[top : top + height, left : left + width] = resize(
-            img, height, width, is_bicubic=is_bicubic
-        )
-        return result
+        size = self.size
+        if self.mode == "whole":
+            return self._resize(img, size, size)
+        if self.mode == "squash":
+            return _centre(self._resize(img, self.side, self.side), size, size)
+        if self.mode == "pad":
+            inside = self._scale(img, size / max(img.shape[:2]))
+            top, left = ((size - num) // 2 for num in inside.shape[:2])
+            result = np.full((size, size, 3), PADDING, np.uint8)
+            result[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
+            return result
+        scale = self.side / min(img.shape[:2])
+        longer = max(img.shape[:2])
+        if longer * scale * self.side > MAX_PIXELS:  # only the middle of such a long image is kept
+            num = int(MAX_PIXELS / (self.side * scale)) - 1
+            num -= (longer - num) % 2  # or the middle would move by half a pixel
+            img = _centre(img, num, num)
+        return _centre(self._scale(img, scale), size, size)
+
+    def _scale(self, image: NDArray[np.uint8], scale: float) -> NDArray[np.uint8]:
+        height, width = (max(1, round(num * scale)) for num in image.shape[:2])
+        return self._resize(image, height, width)
+
+    def _resize(self, image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+        return resize(image, height, width, is_bicubic=self.is_bicubic)
 
 
-class Resize(A.Resize):
-    """albumentations' transform, resized by `resize`."""
-
-    def apply(self, img: NDArray[np.uint8], **params: Any) -> NDArray[np.uint8]:
-        return resize(
-            img, self.height, self.width, is_bicubic=self.interpolation == cv2.INTER_CUBIC
-        )
-
-
-class SmallestMaxSize(A.SmallestMaxSize):
-    """albumentations' transform, resized by `resize`. If the result would exceed `MAX_PIXELS`, it is cropped before."""
-
-    def apply(self, img: NDArray[np.uint8], scale: float, **params: Any) -> NDArray[np.uint8]:
-        height, width = (max(1, round(side * scale)) for side in img.shape[:2])
-        # a very long image: the centre crop that follows only keeps a small part of it
-        if height * width > MAX_PIXELS:
-            img = _middle(img, int(MAX_PIXELS / (min(height, width) * scale)) - 1)
-            height, width = (max(1, round(side * scale)) for side in img.shape[:2])
-        return resize(img, height, width, is_bicubic=self.interpolation == cv2.INTER_CUBIC)
-
-
-def _middle(image: NDArray[np.uint8], num: int) -> NDArray[np.uint8]:
-    """Crop the longer side to its central `num` or `num - 1` pixels."""
-    top, left = (max(0, side - num + 1) // 2 for side in image.shape[:2])
-    return image[top : image.shape[0] - top, left : image.shape[1] - left]
+def _centre(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Crop the centre of an image to a height and width, if it is larger."""
+    top = max(0, image.shape[0] - height) // 2
+    left = max(0, image.shape[1] - width) // 2
+    return image[top : top + height, left : left + width]

@@ -14,7 +14,7 @@ import albumentations as A
 import cv2
 import numpy as np
 
-from finetune.data.resize import Pad, RandomResizedCrop, Resize, SmallestMaxSize
+from finetune.data.resize import Prepare, RandomResizedCrop
 from finetune.data.trivial_augment import TrivialAugment
 from finetune.settings.schema import CROP_SHARE, Interpolation, ResizeMode
 from finetune.system.messages import WrongUsage, did_you_mean, reason
@@ -54,7 +54,7 @@ def train_transform(
         A.HorizontalFlip(),
     ]
     if is_padded:
-        first.insert(0, Pad(2 * image_size, interpolation=kernel))
+        first.insert(0, Prepare(2 * image_size, "pad", interpolation))
     if prepared is not None:
         first = prepared.transforms
     return _check_output(
@@ -78,17 +78,8 @@ def eval_transform(
         interpolation: Kernel for resizing.
         crop_share: Side of the crop as a share of the resized side, in (0, 1].
     """
-    kernel = _KERNELS[interpolation]
-    if resize == "whole":
-        return A.Compose([Resize(image_size, image_size, interpolation=kernel)])
-    if resize == "pad":
-        return A.Compose([Pad(image_size, interpolation=kernel)])
     side = resized_side(image_size, crop_share)
-    if resize == "squash":
-        first = Resize(side, side, interpolation=kernel)
-    else:
-        first = SmallestMaxSize(side, interpolation=kernel)
-    return A.Compose([first, A.CenterCrop(image_size, image_size)])
+    return A.Compose([Prepare(image_size, resize, interpolation, side)])
 
 
 def preparation(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Images for training and evaluation, compared with Pillow, torchvision's rule and timm; transforms of a config."""
 
+from typing import Any
+
 import albumentations as A
 import cv2
 import numpy as np
@@ -13,7 +15,7 @@ from promise import control, promise
 from timm.data import create_transform
 
 from finetune.data.decode import decode
-from finetune.data.resize import PADDING, Resize, resize
+from finetune.data.resize import PADDING, Prepare, resize
 from finetune.data.transforms import eval_transform, train_transform
 from finetune.system.messages import WrongUsage
 
@@ -100,10 +102,10 @@ def test_resize_whole_crops_nothing(size, image_size):
 
 
 def squash_instead(monkeypatch):
-    def squash(size: int, interpolation: int) -> Resize:
-        return Resize(size, size, interpolation=interpolation)
+    def whole(size: int, mode: str, *more: Any) -> Prepare:
+        return Prepare(size, "whole", *more)
 
-    monkeypatch.setattr("finetune.data.transforms.Pad", squash)
+    monkeypatch.setattr("finetune.data.transforms.Prepare", whole)
 
 
 @promise("pad", controls=[squash_instead])
