@@ -18,14 +18,13 @@ One image:
 
 - `decode`: a file to RGB pixels, complete or refused, with `resize` and `limits`. `heif`: HEIC and AVIF.
 - `image_cache`: decoded images on disk, in a `memmap`.
-- `transforms`: augmentation and resizing, with `trivial_augment` and `mixing`.
+- `transforms`: augmentation and resizing, with `mixing`.
 
 Batches:
 
 - `samplers`: the order of the images, and the batches of each rank. `batch_limits`: the Trainer's limits on them.
   `dataset`: one index to one sample.
-- `loader`: worker processes. `train_loader`: prefetches the next epoch.
-- `device_copy`: copies batches to the GPU.
+- `loader`: worker processes, which prefetch the next epoch, and the copy of batches to the GPU.
 
 `datamodule` is the base class of all data modules. `data_settings` reads some of its settings.
 `class_weights` parses the weights of classes, `data_place` says where the images lie. The package

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from finetune.models.hub import HubAddress, check_hub_client, parse_hub_address
-from finetune.system.messages import WrongUsage, install, shown
+from finetune.system.messages import WrongUsage, install
 
 SCHEMES = ("s3", "gs", "az")  # S3 and compatible servers, Google Cloud Storage, Azure Blob Storage
 HUB = "hf"
@@ -121,16 +121,6 @@ def check_scheme(path: str) -> None:
             f"images at {match[0]} are not read: download them and pass the local folder, or pass "
             f"{', '.join(f'{name}://BUCKET/FOLDER' for name in SCHEMES)}, or {DATASETS}OWNER/NAME"
         )
-
-
-def shown_address(text: str) -> str:
-    """Return an address for a message, without a user name, a password and a signature."""
-    scheme, _, rest = text.partition("://")
-    place, mark, query = rest.partition("?")
-    if "@" in query:  # it may be the end of a password
-        return shown(f"{scheme}://…")
-    _, at, place = place.rpartition("@")
-    return shown(f"{scheme}://{'…' if at else ''}{at}{place}{'?…' if mark else ''}")
 
 
 def joined(folder: str, path: str) -> str:

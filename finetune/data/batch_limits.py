@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 
 def num_within(limit: float | None, num_images: int, batch_size: int) -> int:
@@ -48,6 +49,16 @@ class FitLimits:
     max_steps: int = -1
     batches_per_step: int = 1
     limit_train_batches: int | float | None = 1.0
+
+    @classmethod
+    def of(cls, trainer: Any) -> "FitLimits":
+        """Return the limits of a Trainer. Callbacks that change the number of accumulated batches are ignored."""
+        return cls(
+            max_epochs=trainer.max_epochs,
+            max_steps=trainer.max_steps,
+            batches_per_step=trainer.accumulate_grad_batches,
+            limit_train_batches=trainer.limit_train_batches,
+        )
 
     @property
     def num_epochs(self) -> float:

@@ -6,7 +6,6 @@ A client of obstore does not survive a fork: the child would hang. So DataLoader
 obstore is imported in functions, since fits on local folders do not need it.
 """
 
-import errno
 import os
 import re
 import threading
@@ -277,7 +276,7 @@ def _in_words(address: Address, error: Exception) -> Exception:
     path = str(address)
     # that a bucket is missing obstore says in words
     if isinstance(error, FileNotFoundError) or "status code: 404" in str(error):
-        return FileNotFoundError(errno.ENOENT, "it does not exist", path)
+        return FileNotFoundError(f"{path!r} does not exist")
     if isinstance(error, OSError) and error.errno is not None:  # of the local disk
         return error
     if isinstance(error, exceptions.PreconditionError):

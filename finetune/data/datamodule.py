@@ -19,15 +19,16 @@ from finetune.data.data_place import is_archive
 from finetune.data.data_set import DataSet
 from finetune.data.data_settings import missing_split_message, parse_merge, required_folder
 from finetune.data.dataset import Collate, ImageDataset
-from finetune.data.device_copy import DeviceCopy
 from finetune.data.drawn_splits import check_group_by
 from finetune.data.image_cache import is_worthwhile, read_from_cache
 from finetune.data.image_files import kind_of
 from finetune.data.loader import (
     BATCHES_AHEAD,
     PREFETCHED,
+    DeviceCopy,
     Devices,
     Loader,
+    TrainLoader,
     end_workers,
     loader_options,
 )
@@ -37,7 +38,6 @@ from finetune.data.samplers import EvalBatches, TrainBatches, evenly_spaced, run
 from finetune.data.samples import Samples
 from finetune.data.seen import SeenRecord, build_record
 from finetune.data.tables.table_columns import parse_columns
-from finetune.data.train_loader import TrainLoader
 from finetune.data.transforms import eval_transform, train_transform
 from finetune.distributed.signals import is_rank_zero
 from finetune.settings.fields import ClassSettings, check_section, own_arguments
@@ -126,17 +126,12 @@ class ImageDataModule(pl.LightningDataModule):
         if table is not None and self.default_root is not None and not self.reads_tables:
             raise WrongUsage(f"--data.table is for your own images, not for {type(self).__name__}")
         self.table = table
-        self.table_root = root  # of relative paths in the table
         self.root = table or root or self.default_root  # the folder or table of the data set
-        self.exclude = settings.exclude or []
         self.merge = parse_merge(settings.merge)
         self.columns = parse_columns(columns)
-        self.labels = labels
-        self.label_separator = label_separator
         self.corrections = corrections
         if correct_test and corrections is None:
             raise WrongUsage("needs a file: --data.corrections FILE", "data.correct_test")
-        self.correct_test = correct_test
         self.batch_size = batch_size
         self.image_size = image_size
         self.eval_image_size = eval_image_size or image_size
@@ -155,8 +150,6 @@ class ImageDataModule(pl.LightningDataModule):
         self.eval_transform = eval_transform(
             self.eval_image_size, resize, interpolation, crop_share
         )
-        self.mixing = Mixing(mixup, cutmix)
-        self.collate = Collate(image_size, self.eval_image_size)
         self._transfer = DeviceCopy()
         # the classes in order; None for those of the training images
         self.expected_classes = class_names or list(self.default_class_names) or None
@@ -344,11 +337,13 @@ class ImageDataModule(pl.LightningDataModule):
         dataset = self.image_dataset(split, train)
         ahead = self._num_ahead(train)
         options = self.worker_options(math.ceil(self.batch_size / world_size), ahead)
-        options["collate_fn"] = self.collate.for_targets(samples.targets)
+        sides = (self.image_size, self.eval_image_size)
+        options["collate_fn"] = Collate(sides, samples.targets.collate)
         if samples.has_remote_files():
             options["files_of"] = lambda keys: samples.files_to_read(dataset.indices_of(keys))
         if train and options["num_workers"]:
-            return TrainLoader(dataset, batches, self._fit_limits(), **options)
+            limits = None if trainer is None else FitLimits.of(trainer)
+            return TrainLoader(dataset, batches, limits, **options)
         options["persistent_workers"] = split == "val" and options["num_workers"] > 0
         return Loader(dataset, batch_sampler=batches, **options).start_persistent_workers()
 
@@ -394,7 +389,7 @@ class ImageDataModule(pl.LightningDataModule):
             self.train_transform if train else self.eval_transform,
             seed=run_seed(),
             on_bad_image="skip" if split == "predict" else self.on_bad_image,
-            mixing=self.mixing,
+            mixing=Mixing(self.settings.mixup, self.settings.cutmix),
             weights=samples.weights,
         )
 
@@ -403,23 +398,9 @@ class ImageDataModule(pl.LightningDataModule):
         num = len(self.splits["train"]) if "train" in self.splits else 0
         if reads is not None:
             return reads * num
-        limits = self._fit_limits() if self.trainer and self.trainer.state.fn == "fit" else None
-        return num if limits is None else limits.num_reads(num, self.batch_size)
-
-    def _fit_limits(self) -> FitLimits | None:
-        """Return the limits of the Trainer; None without a Trainer.
-
-        Callbacks that change the number of accumulated batches are ignored.
-        """
-        trainer = self.trainer
-        if trainer is None:
-            return None
-        return FitLimits(
-            max_epochs=trainer.max_epochs,
-            max_steps=trainer.max_steps,
-            batches_per_step=trainer.accumulate_grad_batches,
-            limit_train_batches=trainer.limit_train_batches,
-        )
+        if self.trainer is None or self.trainer.state.fn != "fit":
+            return num
+        return FitLimits.of(self.trainer).num_reads(num, self.batch_size)
 
     def _devices(self) -> Devices | None:
         """Return the devices of the Trainer on this machine, None without a Trainer."""
@@ -434,11 +415,8 @@ class ImageDataModule(pl.LightningDataModule):
 
     def worker_options(self, num_at_once: int, num_ahead: int = BATCHES_AHEAD) -> dict[str, Any]:
         """Return the DataLoader options for per-rank batches of this many images."""
-        batch_bytes = 3 * num_at_once * max(self.collate.sizes) ** 2
-        return {
-            "collate_fn": self.collate,
-            **loader_options(self._devices(), self.num_workers, batch_bytes, num_ahead),
-        }
+        batch_bytes = 3 * num_at_once * max(self.image_size, self.eval_image_size) ** 2
+        return loader_options(self._devices(), self.num_workers, batch_bytes, num_ahead)
 
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int

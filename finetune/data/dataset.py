@@ -1,7 +1,7 @@
 """The dataset, which maps an index to a sample, and the function that collates samples to a batch."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import albumentations as A
@@ -136,19 +136,17 @@ class Collate:
       have weights, the latter only with mixing.
 
     Args:
-        image_size: Side of the images in pixels, also of an empty batch.
-        others: Other sides that a complete batch may have.
+        sizes: Sides in pixels that the images of a batch may have. An empty batch has the first.
+        collate_labels: Collates the labels, as `Targets.collate`.
     """
 
-    def __init__(self, image_size: int, *others: int) -> None:
-        self.sizes = (image_size, *others)
-        self.collate_labels: Callable[[Iterable[Any]], np.ndarray] = ClassIndex.collate
-
-    def for_targets(self, targets: Targets) -> "Collate":
-        """Return a function that collates samples of these targets."""
-        collate = Collate(*self.sizes)
-        collate.collate_labels = targets.collate
-        return collate
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        collate_labels: Callable[[Iterable[Any]], np.ndarray] = ClassIndex.collate,
+    ) -> None:
+        self.sizes = sizes
+        self.collate_labels = collate_labels
 
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, Any]:
         good = [item for item in items if item["image"] is not None]

@@ -117,20 +117,10 @@ def decode(
     except StorageError:  # not a fault of this file
         raise
     except Exception as error:  # for damaged files Pillow raises nearly any, such as KeyError
-        raise decode_error(name, error) from error
-
-
-def decode_error(name: str, error: Exception) -> DecodeError:
-    """Return the error of a file that cannot be read or decoded.
-
-    Args:
-        name: Name of the image.
-        error: The cause.
-    """
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    reason = " ".join(reason.split()) or type(error).__name__
-    name = _BREAKS.sub(lambda match: ascii(match[0])[1:-1], name)
-    return DecodeError(f"{name}: cannot be decoded: {reason}")
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        cause = " ".join(cause.split()) or type(error).__name__
+        name = _BREAKS.sub(lambda match: ascii(match[0])[1:-1], name)
+        raise DecodeError(f"{name}: cannot be decoded: {cause}") from error
 
 
 def stored_size(path: str) -> tuple[int, int]:
@@ -290,15 +280,6 @@ def rgb_pixels(image: Image.Image) -> NDArray[np.uint8]:
     Raises:
         Exception: Any, as for a file in `decode`.
     """
-    if isinstance(image, ImageFile) and image.tile and image.fp and not image.tell():
-        position = image.fp.tell()
-        image.fp.seek(0)
-        file = io.BytesIO(image.fp.read())
-        image.fp.seek(position)
-        if begins_like_image(file.getvalue()):
-            pixels = read_pixels(open_image(file), file)
-            image.load()  # closes its file
-            return pixels
     _check_samples(image)
     image.load()
     return _upright_rgb(image, is_owned=False)

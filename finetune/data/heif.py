@@ -45,8 +45,6 @@ def has_heic_reader() -> bool:
     return importlib.util.find_spec("pillow_heif") is not None
 
 
-def heic_version(paths: Iterable[str]) -> str:
-    """Return the version of pillow-heif, as `, pillow_heif 1.8.1`; "" if no path is a HEIC image."""
-    if not has_heic_reader() or not any(path.lower().endswith(HEIC_SUFFIXES) for path in paths):
-        return ""
-    return f", pillow_heif {version('pillow_heif')}"
+def heic_version() -> str:
+    """Return the version of pillow-heif, as `, pillow_heif 1.8.1`; "" if it is not installed."""
+    return f", pillow_heif {version('pillow_heif')}" if has_heic_reader() else ""

@@ -81,7 +81,14 @@ def read_from_cache(
     paths = [paths[i] for i in order]
     stats = concatenate_stats([samples.load_stats() for samples in splits.values()])
     digest = files_digest(paths, stats.take(np.array(order, np.int64)), root)
-    about = _describe(paths, root, next(iter(splits.values())).shorter_side)
+    shorter_side = next(iter(splits.values())).shorter_side
+    decoder = f"finetune {finetune.__version__}, Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
+    decoder += f", torch {torch.__version__}{heic_version()}"
+    about: dict[str, Any] = {
+        "root": real_place(normal_path(root)),
+        "shorter_side": shorter_side,
+        "decoder": decoder,
+    }
     key = hashlib.sha256((json.dumps(about) + digest).encode()).hexdigest()[:16]
     path = cache_dir() / f"{os.path.basename(about['root'])}-{key}{IMAGES}"
     images = open_or_none(path)
@@ -94,20 +101,6 @@ def read_from_cache(
     return {
         split: replace(samples, cached=CachedImages(images, rows))
         for (split, samples), rows in zip(splits.items(), parts, strict=True)
-    }
-
-
-def _describe(
-    paths: Sequence[str], root: str | os.PathLike[str], shorter_side: int | None
-) -> dict[str, Any]:
-    """Return the settings and the decoders that determine the pixels of a cache, and the folder of its images."""
-    decoder = f"finetune {finetune.__version__}, Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
-    decoder += f", torch {torch.__version__}" if shorter_side else ""
-    decoder += heic_version(paths)
-    return {
-        "root": real_place(normal_path(root)),
-        "shorter_side": shorter_side,
-        "decoder": decoder,
     }
 
 

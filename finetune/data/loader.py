@@ -1,12 +1,14 @@
-"""DataLoader workers: their number, their shared memory and their signals."""
+"""Loaders: their workers with shared memory and signals, epochs that are read ahead, and the copy to a GPU."""
 
+import copy
+import itertools
 import multiprocessing
 import os
 import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,9 +16,12 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch.utils.data import DataLoader
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
 
+from finetune.data.batch_limits import FitLimits, batches_within
 from finetune.data.mirror import Ahead
+from finetune.data.samplers import TrainBatches
 from finetune.distributed.signals import handle_signals_while_waiting
 from finetune.system.machine import num_cores
 
@@ -188,6 +193,113 @@ class Loader(DataLoader):
             iter(self)
             batches.is_paused = False
         return self
+
+
+class EveryEpoch(Sampler[list[tuple[int, int]]]):
+    """The remaining batches of the current epoch, then those of all later epochs.
+
+    `len()` is that of one full epoch.
+
+    Args:
+        batches: The batches of one epoch. Lightning sets the epoch.
+        num_batches: Number of batches to take of each epoch.
+        num_epochs: Number of epochs of the run. The current epoch is always read.
+    """
+
+    def __init__(self, batches: TrainBatches, num_batches: int, num_epochs: float) -> None:
+        self.sampler = batches  # Lightning calls `batch_sampler.sampler.set_epoch`
+        self.num_batches = num_batches
+        self.num_epochs = num_epochs
+
+    def set_epoch(self, epoch: int) -> None:
+        self.sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        batches = copy.copy(self.sampler)
+        for epoch in itertools.count(batches.epoch):
+            batches.set_epoch(epoch)
+            yield from itertools.islice(batches, max(self.num_batches - batches.batch, 0))
+            if epoch + 1 >= self.num_epochs or self.num_batches == 0:
+                break
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+class TrainLoader(Loader):
+    """A `Loader` with persistent workers that prefetches the next epoch. Each iteration is one epoch.
+
+    During the last training batches of an epoch, its validation and its checkpoint, workers read the first batches of
+    the next epoch. Prefetching restarts if another batch is requested, for example after an epoch that was interrupted.
+
+    Args:
+        batches: The batches of an epoch.
+        limits: The number of epochs and of batches per epoch; None prefetches no epoch.
+    """
+
+    def __init__(
+        self, dataset: Any, batches: TrainBatches, limits: FitLimits | None, **options: Any
+    ) -> None:
+        every = EveryEpoch(batches, len(batches), 0)
+        if limits is not None:
+            every.num_batches = batches_within(limits.limit_train_batches, len(batches))
+            every.num_epochs = limits.num_epochs
+        super().__init__(dataset, batch_sampler=every, persistent_workers=True, **options)
+        self._prefetched: tuple[int, int] | None = None  # (epoch, batch) of the next batch
+
+    def __iter__(self) -> Any:
+        every: Any = self.batch_sampler
+        epoch = every.sampler.epoch
+        first = every.sampler.batch
+        is_prefetched = self._prefetched == (epoch, first) and not self.is_ended()
+        self._prefetched = None
+        if not is_prefetched:
+            super().__iter__()
+        return self._epoch(epoch, first)
+
+    def _epoch(self, epoch: int, first: int) -> Iterator[Any]:
+        every: Any = self.batch_sampler
+        for i in range(first, every.num_batches):
+            batch = [next(self._iterator)]
+            if i + 1 == every.num_batches and epoch + 1 < every.num_epochs:
+                self._prefetched = epoch + 1, 0
+            yield batch.pop()  # a plain variable would keep the last batch alive until the next epoch
+
+
+class DeviceCopy:
+    """Copies batches on a separate CUDA stream.
+
+    On the compute stream, a copy would wait for all kernels in its queue. Lightning requests a batch as soon as the
+    previous steps are queued, so a copy on another stream overlaps with them. This needs pinned memory.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, Any] = {}
+
+    def __call__(
+        self, batch: Any, device: torch.device, copy_batch: Callable[[Any, torch.device], Any]
+    ) -> Any:
+        """Return the batch on a device, ready for the kernels that are queued next.
+
+        Args:
+            batch: A dict with tensors.
+            device: Target device. Other devices than CUDA have no streams.
+            copy_batch: Copies the batch to a device.
+        """
+        if device.type != "cuda":
+            return copy_batch(batch, device)
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        stream = self._streams[device]
+        with torch.cuda.stream(stream):
+            there = copy_batch(batch, device)
+        computing = torch.cuda.current_stream(device)
+        computing.wait_stream(stream)
+        for value in there.values():
+            if isinstance(value, Tensor):
+                # the memory must not be reused by the next copy before the compute stream has read it
+                value.record_stream(computing)
+        return there
 
 
 def end_workers() -> None:

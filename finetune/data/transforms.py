@@ -13,15 +13,44 @@ from typing import Any
 import albumentations as A
 import cv2
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
 
 from finetune.data.resize import Prepare, RandomResizedCrop
-from finetune.data.trivial_augment import TrivialAugment
 from finetune.settings.schema import CROP_SHARE, Interpolation, ResizeMode
 from finetune.system.messages import WrongUsage, did_you_mean, reason
 
 # Arguments of `ImageDataModule` that determine how images are prepared; `eval_image_size` may replace `image_size`.
 PREPARATION = ("image_size", "resize", "interpolation", "crop_share")
 _KERNELS: dict[Interpolation, Any] = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
+
+
+class TrivialAugment(A.ImageOnlyTransform):
+    """One random operation at one random strength per image: torchvision's `TrivialAugmentWide`, seeded.
+
+    Source: Müller and Hutter 2021 (arXiv:2103.10158).
+
+    Args:
+        p: Probability of applying the transform.
+    """
+
+    def __init__(self, p: float = 1.0) -> None:
+        from torchvision.transforms.v2 import TrivialAugmentWide  # slow to import
+
+        super().__init__(p=p)
+        self._augment = TrivialAugmentWide()
+
+    def get_params(self) -> dict[str, Any]:
+        return {"seed": self.py_random.getrandbits(32)}
+
+    def apply(self, img: NDArray[np.uint8], seed: int, **params: Any) -> NDArray[np.uint8]:
+        with torch.random.fork_rng(devices=[]):  # torchvision draws from torch's global generator
+            torch.default_generator.manual_seed(seed)
+            # a copy, because Pillow's array is read-only and the next transform may write to it
+            return np.array(self._augment(Image.fromarray(img)))
+
+
 _OWN = {"TrivialAugment": TrivialAugment}  # available without a module, as albumentations' are
 
 

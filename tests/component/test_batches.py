@@ -11,7 +11,6 @@ from finetune import ImageFolderData
 from finetune.data.datamodule import ImageDataModule, position
 from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.decode import DecodeError
-from finetune.data.mixing import Mixing
 from finetune.data.samplers import TrainBatches, augmentation_seed, train_order
 from finetune.data.samples import PathList, Samples
 from finetune.data.targets import ClassIndex
@@ -66,7 +65,7 @@ def test_on_bad_image_ends_the_run_or_skips_the_image(tmp_path):
     data.on_bad_image = "skip"
     item = data[1]
     assert item["image"] is None and item["index"] == item["label"] == 1
-    batch = Collate(32)([data[0], item])
+    batch = Collate([32])([data[0], item])
     assert batch["index"].tolist() == [0] and batch["bad"] == [(1, item["error"])]
 
 
@@ -105,7 +104,7 @@ def test_the_number_of_workers_changes_no_pixel(few, num_workers, mixup):
 
 def test_a_probe_of_training_images_sees_none_that_are_mixed(colours):
     mixed = small(colours, mixup=0.4)
-    assert mixed.mixing == Mixing(0.4) and "share" not in next(iter(mixed.loader("train")))
+    assert mixed.settings.mixup == 0.4 and "share" not in next(iter(mixed.loader("train")))
 
 
 def give_each_rank_an_order_of_its_own(monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from finetune.data.device_copy import DeviceCopy
+from finetune.data.loader import DeviceCopy
 
 
 @pytest.mark.gpu

@@ -17,6 +17,7 @@ from data_files import small
 from finetune.data.batch_limits import FitLimits
 from finetune.data.loader import (
     Devices,
+    TrainLoader,
     automatic_workers,
     check_shared_memory,
     end_workers,
@@ -24,7 +25,6 @@ from finetune.data.loader import (
     start_worker,
 )
 from finetune.data.samplers import TrainBatches
-from finetune.data.train_loader import TrainLoader
 
 FORK = multiprocessing.get_context("fork")
 

@@ -23,9 +23,8 @@ from colours import QUICKEST, draw_colours
 from processes import Process, free_port, processes_of, rank_environment
 
 from finetune.data import image_cache, loader
-from finetune.data.loader import Loader
+from finetune.data.loader import Loader, TrainLoader
 from finetune.data.samples import Samples
-from finetune.data.train_loader import TrainLoader
 from finetune.models.checkpoint_values import refuse
 from finetune.training.classifier import Classifier
 

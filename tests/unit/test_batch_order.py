@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from promise import control, promise
 from torch.utils.data import DistributedSampler
 
+from finetune.data.loader import EveryEpoch
 from finetune.data.mixing import Mixing
 from finetune.data.samplers import (
     ESTIMATE,
@@ -24,7 +25,6 @@ from finetune.data.samplers import (
     step_seed,
     train_order,
 )
-from finetune.data.train_loader import EveryEpoch
 
 NUMS = st.integers(1, 40)
 DEVICES = st.integers(1, 8)

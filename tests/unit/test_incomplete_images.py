@@ -1,6 +1,5 @@
 """An incomplete image is refused, whatever its format, and whatever the last bytes of its file are."""
 
-import io
 import re
 import tempfile
 from pathlib import Path
@@ -51,11 +50,6 @@ def test_a_cut_file_is_refused_or_still_complete(kind, share, has_end):
         file.flush()
         assert inspect_image(file.name).errors[0]
         assert small_copy(file.name, 60) is None
-    with (
-        pytest.raises((OSError, ValueError, SyntaxError)),
-        Image.open(io.BytesIO(content)) as image,
-    ):
-        rgb_pixels(image)
 
 
 @settings(max_examples=3 * settings.default.max_examples)

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from image_files import random_image
 
-from finetune.data.transforms import set_random_seed, train_transform
-from finetune.data.trivial_augment import TrivialAugment
+from finetune.data.transforms import TrivialAugment, set_random_seed, train_transform
 
 
 def seeded(transform, seed: int) -> np.ndarray:

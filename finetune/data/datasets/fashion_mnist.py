@@ -38,7 +38,7 @@ class FashionMNIST(ImageFolderData):
 
     def place_in(self, folder: str) -> str:
         check_is_local(folder)
-        if self.merge or self.exclude:
+        if self.merge or self.settings.exclude:
             raise WrongUsage(
                 "--data.merge and --data.exclude are about class folders, and Fashion-MNIST has none: drop the option"
             )

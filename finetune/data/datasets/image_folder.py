@@ -32,11 +32,11 @@ class ImageFolderData(ImageDataModule):
 
     def scan(self) -> DataSet:
         options = ScanOptions(
-            root=self.table_root if self.table is not None else None,
+            root=self.settings.root if self.table is not None else None,
             columns=self.columns,
-            separator=self.label_separator,
-            labels=self.labels,
-            exclude=frozenset(map(composed, self.exclude)),
+            separator=self.settings.label_separator,
+            labels=self.settings.labels,
+            exclude=frozenset(map(composed, self.settings.exclude or [])),
             merge=self.merge,
         )
         place = self.table or self.place_in(required_folder(self.root))
@@ -51,7 +51,7 @@ class ImageFolderData(ImageDataModule):
         if self.corrections is not None:
             # after the split, so that no image moves to another one
             decisions = read_corrections(self.corrections)
-            data = correct(data, self.corrections, decisions, options, self.correct_test)
+            data = correct(data, self.corrections, decisions, options, self.settings.correct_test)
         if "train" not in data.splits:
             return data
         data = _without_equal_weights(data)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from finetune.data.addresses import is_in_bucket, shown_address
+from finetune.data.addresses import is_in_bucket
 from finetune.data.faults import Fault
 from finetune.data.image_files import FileStats, file_stats, kind_of, normal_path
 from finetune.data.listing import SPLITS, Listing, ScanOptions
@@ -210,7 +210,7 @@ def _fault_of_path(text: str) -> str:
         return "the path is empty"
     if "://" in text and _URL.match(text):
         return (
-            f"{shown_address(text)!r} is an address outside of the folder of the images; write paths that are "
+            "the path is an address outside of the folder of the images; write paths that are "
             "relative to their folder, and pass that as --data.root, or to predict in place of the table"
         )
     try:
