@@ -121,8 +121,7 @@ def _unpack(place: str, e_tag: str | None, folder: Path) -> None:
     except _DAMAGED as error:
         raise ValueError(f"cannot unpack {place}: {shown(reason(error))}") from error
     except OSError as error:
-        text = f"cannot unpack {place} to {folder.parent}: {reason(error)}"
-        raise OSError(shown(text)) from error
+        raise OSError(shown(f"cannot unpack {place}: {reason(error)}")) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

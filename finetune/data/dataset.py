@@ -31,7 +31,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
     Args:
         read: Returns image i as (H, W, 3) uint8 RGB; raises `DecodeError`.
         targets: The target of each image, N.
-        transform: Maps an image to (h, w, 3) uint8.
+        transform: Maps an image, which may be a read-only view of the cache, to (h, w, 3) uint8.
         seed: Seed of the random transforms.
         on_bad_image: What to do with an image that cannot be decoded: raise an error, or skip it.
         mixing: Mixup and CutMix in training. Mixed samples also have `partner_label` and `share`.
@@ -105,20 +105,9 @@ class ImageDataset(Dataset[dict[str, Any]]):
                 hint = "--data.on_bad_image skip skips images that cannot be decoded"
                 raise DecodeError(f"{error}; {hint}") from error
             return {**item, "error": str(error)}
-        try:
-            image = self._apply_transform(decoded, epoch, index)
-        except Exception:
-            if decoded.flags.writeable:
-                raise
-            # the transform writes into its input, which is a read-only view of the cache
-            image = self._apply_transform(decoded.copy(), epoch, index)
-        return {**item, "image": image}
-
-    def _apply_transform(self, decoded: np.ndarray, epoch: int | None, index: int) -> np.ndarray:
-        if epoch is None:
-            return self.transform(image=decoded)["image"]
-        set_random_seed(self.transform, augmentation_seed(self.seed, epoch, index))
-        return self.transform(image=decoded)["image"]
+        if epoch is not None:
+            set_random_seed(self.transform, augmentation_seed(self.seed, epoch, index))
+        return {**item, "image": self.transform(image=decoded)["image"]}
 
 
 class Collate:

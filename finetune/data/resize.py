@@ -30,9 +30,9 @@ cv2.setNumThreads(0)
 def resize(
     image: NDArray[np.uint8], height: int, width: int, *, is_bicubic: bool = False
 ) -> NDArray[np.uint8]:
-    """Resize an image (H, W, 3) uint8 to (height, width, 3). Returns the same array if it already has this size."""
+    """Resize an image (H, W, 3) uint8 to (height, width, 3). The result may be written to."""
     if image.shape[:2] == (height, width):
-        return image
+        return image if image.flags.writeable else image.copy()
     # torch resizes the width first, which would make a tall narrow image very large: resize the height first
     if image.shape[0] * width > MAX_PIXELS:
         return resize(

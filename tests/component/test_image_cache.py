@@ -27,6 +27,7 @@ from finetune.data.batch_limits import FitLimits
 from finetune.data.dataset import ImageDataset
 from finetune.data.decode import decode
 from finetune.data.image_cache import is_worthwhile, read_from_cache
+from finetune.data.transforms import eval_transform, train_transform
 from finetune.system.cache_dir import cache_dir
 
 FORK = multiprocessing.get_context("fork")
@@ -147,7 +148,8 @@ def test_a_transform_that_writes_into_its_input_does_not_change_the_cache(root):
             return img
 
     parts = [data_module(root, is_cached).splits["train"] for is_cached in (True, False)]
-    transform = A.Compose([Blacken(p=1), A.RandomResizedCrop((24, 24))])
+    prepared = eval_transform(24, "whole")
+    transform = A.Compose([*train_transform(24, prepared=prepared).transforms, Blacken(p=1)])
     for key in [(0, 0), (0, 0), (1, 3)]:  # again: what was written must not be seen
         images = [ImageDataset(part.read, part.targets, transform)[key]["image"] for part in parts]
         np.testing.assert_array_equal(*images)
