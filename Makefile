@@ -34,7 +34,7 @@ options: .venv/installed
 
 # The documentation as a searchable site in site/; fails if a link leads nowhere. To read it: python3 -m http.server -d site
 docs: .venv/installed
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 lint: .venv/installed
 	$(BIN)/ruff check .
