@@ -2,7 +2,7 @@
 
 Different decoders would give different pixels: they differ in channel order, EXIF rotation and transparency. Pillow
 reads the files and refuses those that end too early. The pixels of a JPEG come from simplejpeg, which calls the same
-libjpeg-turbo with fewer copies and is bit-identical (see `benchmarks/data/loading.py`). It also reports the warnings of
+libjpeg-turbo with fewer copies and is bit-identical (`benchmarks/speed/loading.py`). It also reports the warnings of
 libjpeg, which Pillow drops: if data are missing before the end marker, libjpeg only warns, and the rest is grey. A PNG
 or TIFF that states more rows than were written to it, and a JPEG that ends between two scans, are not recognised.
 Colour profiles are ignored, as in the usual training sets. All functions may run in threads and in forked workers.

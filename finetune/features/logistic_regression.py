@@ -478,7 +478,7 @@ def _solve(images: _Images, loss: _Loss, strengths: Tensor, w: Tensor, tolerance
 
     The features are read once for all fits, and most often in float32: the steps need no more digits, since the
     gradient that they solve for is in float64. L-BFGS (SciPy, torch) stops at a gradient norm of 1e-9, because the loss
-    no longer changes in float64 (benchmarks/NOTEBOOK.md).
+    no longer changes in float64 (docs/decisions.md).
 
     Source: Nocedal and Wright, Numerical Optimization, algorithm 7.1 (line search Newton-CG).
     """

@@ -33,7 +33,7 @@ _OPTIMIZER = "model.optimizer"
 # the gradient, so that the rate is the size of a step. With SGD's rate their first steps would destroy pretrained
 # weights.
 USUAL = {
-    "SGD": 3e-2,  # chosen by measurements (benchmarks/NOTEBOOK.md)
+    "SGD": 3e-2,  # chosen by measurements (docs/decisions.md)
     "Adam": 1e-3,  # arXiv:1412.6980, algorithm 1; torch's default
     "AdamW": 1e-3,  # torch's default
     "Adamax": 2e-3,  # arXiv:1412.6980, section 7.1; torch's default
@@ -43,7 +43,7 @@ USUAL = {
     "RMSprop": 1e-3,
 }
 # With a head that was fitted on the features, and fixed statistics of batch norm, less has to change, and more can be
-# lost (benchmarks/NOTEBOOK.md).
+# lost (docs/decisions.md).
 USUAL_OF_FITTED_HEAD = {"AdamW": 1e-4, "Adam": 1e-4, "SGD": 3e-3}
 # Other usual settings; for optimizers that are not named torch's defaults apply.
 _USUAL_ARGUMENTS = {
@@ -52,7 +52,7 @@ _USUAL_ARGUMENTS = {
 }
 CLIP_NORM = 1.0  # maximum norm of the gradient of all parameters
 _DEFAULT = "AdamW"
-# Stages whose features a solved head takes (benchmarks/NOTEBOOK.md, "The head of a frozen backbone").
+# Stages whose features a solved head takes (docs/decisions.md).
 _SOLVED_STAGES = 3
 
 
@@ -95,7 +95,7 @@ def settle_clipping(settings: FitSettings) -> Rule:
     """Clip gradients by default in a fit from a fitted head with fixed statistics of batch norm.
 
     Such a network does not normalise its activations by the batch, and a rare large gradient can ruin it
-    (benchmarks/NOTEBOOK.md).
+    (docs/decisions.md).
     """
     model = settings.model
     has_fitted_head = resolved_head_init(model.head_init, model.weights) == "probe"

@@ -1,7 +1,7 @@
 """Networks whose head takes the pooled features of their last stages, not only those of the last one.
 
 Features of earlier stages are less specific to the classes that a network was pretrained on. A head that is fitted on
-frozen features gains by them (benchmarks/NOTEBOOK.md, "The head of a frozen backbone").
+frozen features gains by them (docs/decisions.md).
 
 Such a network is the plain one with a wider head: names and shapes of all other parameters are the same, so weights of
 the plain network load into it, and the other way round.

@@ -3,8 +3,7 @@
 With 30 validation images, the highest accuracy among 25 to 50 epochs is a matter of luck, and often an
 early one. The one-standard-error rule (Breiman et al., Classification and Regression Trees, 1984,
 section 3.4.3) takes the simplest model within one standard error of the best. With a falling learning
-rate, the latest epoch is the one that has converged. benchmarks/NOTEBOOK.md has results on four small
-data sets, under "Which epoch is kept".
+rate, the latest epoch is the one that has converged. docs/decisions.md has the result.
 """
 
 import math

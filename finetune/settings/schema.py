@@ -49,7 +49,7 @@ Precision = Literal["32-true", "64-true", "16-true", "bf16-true", "16-mixed", "b
 def colour_jitter() -> list[dict[str, Any]]:
     """Return the default augmentation.
 
-    The shares were chosen with the other defaults of `finetune fit` (benchmarks/NOTEBOOK.md).
+    The shares were chosen with the other defaults of `finetune fit`.
     """
     shares = {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "hue": 0.02}
     return [{"class_path": "albumentations.ColorJitter", "init_args": shares}]

@@ -5,7 +5,7 @@ line from the start to the end often predict better than either, and cost no mor
 are measured on the validation images, and one rule chooses (`choose`).
 
 Source: Wortsman et al. 2022, WiSE-FT (arXiv:2109.01903). How the share is chosen is measured in
-benchmarks/NOTEBOOK.md, "Start, average or end".
+docs/decisions.md.
 """
 
 import math

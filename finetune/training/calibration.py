@@ -27,7 +27,7 @@ LOWEST = 1 / 16
 HIGHEST = 16.0
 MOST_BIAS = 16.0
 # Weight of the prior, in images. Compared with 1 it lowers the loss of other images by 0.03 if 6 images were fitted, by
-# 0.02 for 8, and by nothing for 12 or more (benchmarks/NOTEBOOK.md, "Which epoch is kept").
+# 0.02 for 8, and by nothing for 12 or more (docs/decisions.md).
 PRIOR = 3
 DEFAULT_AIM = Aim("f1")  # of several labels
 # With fewer positives or negatives among the validation images, a label's own best threshold is a matter of luck.

@@ -27,7 +27,7 @@ def automatic_precision(
 
     A GPU is faster in bf16 if it supports it. A CPU can be faster only if it has instructions for bf16, AVX512-BF16 or
     AMX. Other CPUs compute in float32 and lose time with conversions. Depthwise convolutions are slower in bf16: in
-    benchmarks/NOTEBOOK.md, ResNet-18 trains up to 2.5 times faster on a CPU, EfficientNet-Lite0 2 times slower.
+    docs/decisions.md, ResNet-18 trains up to 2.5 times faster on a CPU, EfficientNet-Lite0 2 times slower.
 
     Args:
         accelerator: The accelerator of the Trainer.

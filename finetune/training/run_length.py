@@ -29,7 +29,7 @@ def fewest_epochs(num_images: int) -> int:
 def usual_epochs(num_images: int) -> int:
     """Return the default number of epochs, without a time limit.
 
-    In our benchmarks ("Number of epochs" in benchmarks/NOTEBOOK.md), sets of 188 to 1,400 images mostly gained much
+    In our benchmarks (docs/decisions.md), sets of 188 to 1,400 images mostly gained much
     from 5 to 15 epochs, and little or nothing from more. For larger sets the number of samples is limited, to save
     time.
 
