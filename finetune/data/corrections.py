@@ -89,13 +89,9 @@ def read_corrections(file: str | Path, option: str = "--data.corrections") -> di
         ValueError: It is not a file of corrections. The message names the line.
         OSError: It cannot be read.
     """
-    try:
-        with _opened(file, os.O_RDONLY) as descriptor:
-            content = _read_all(descriptor, file)
-    except FileNotFoundError as error:
-        message = f"{option}: there is no file {str(file)!r}; null applies none"
-        raise NotFound(message) from error
-    return last_decisions(parse_corrections(content, file))
+    if not os.path.exists(file):
+        raise NotFound(f"{option}: there is no file {str(file)!r}; null applies none")
+    return last_decisions(CorrectionsFile(Path(file)).lines)
 
 
 def last_decisions(lines: Iterable[Correction]) -> dict[str, Correction]:
@@ -145,13 +141,6 @@ def _opened(file: str | Path, flags: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _read_all(descriptor: int, file: object) -> bytes:
-    size = os.fstat(descriptor).st_size
-    if size > _MAX_BYTES:
-        raise ValueError(f"{file} has {size:,} bytes, more than {_MAX_BYTES:,}")
-    return os.pread(descriptor, size, 0)
 
 
 class CorrectionsFile:
@@ -224,10 +213,14 @@ class CorrectionsFile:
 
     def _load(self, descriptor: int) -> None:
         state = _state(descriptor)
-        if state != self._state:
-            content = _read_all(descriptor, self.path)
-            self.lines = parse_corrections(content, self.path) if content else []
-            self._state = state
+        if state == self._state:
+            return
+        size = os.fstat(descriptor).st_size
+        if size > _MAX_BYTES:
+            raise ValueError(f"{self.path} has {size:,} bytes, more than {_MAX_BYTES:,}")
+        content = os.pread(descriptor, size, 0)
+        self.lines = parse_corrections(content, self.path) if content else []
+        self._state = state
 
 
 def _state(descriptor: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ what is wrong with them, and the order of the images. So a table trains the weig
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, compress
 from typing import Literal
 
 import numpy as np
@@ -70,8 +71,7 @@ class Listing:
         place: The folder or the table, as the user has named it.
         folder: Folder that the names of the images are relative to.
         paths: The path of each image.
-        label_sets: The labels of each kind of image, composed, and after classes were excluded and merged.
-        set_of: The index into `label_sets` of each image, (N,).
+        labels: The labels of each image, composed, and after classes were excluded and merged.
         split_of: The index into `SPLITS` of each image, (N,).
         stats: Size and times of each file.
         existing: All classes that options may name, before classes were excluded and merged.
@@ -90,8 +90,7 @@ class Listing:
     place: str
     folder: str
     paths: PathList
-    label_sets: Sequence[tuple[str, ...]]
-    set_of: np.ndarray
+    labels: Sequence[tuple[str, ...]]
     split_of: np.ndarray
     stats: FileStats
     existing: Collection[str]
@@ -119,14 +118,13 @@ def data_set_of(listing: Listing, class_names: Sequence[str] | None) -> DataSet:
     """
     if class_names and (fault := fault_of_names([*map(composed, class_names)])):
         raise WrongUsage(f"data.class_names, for {listing.place}, has {fault}")
-    is_trained = listing.split_of <= SPLITS.index("train")
-    trained = _labels_in(listing, listing.set_of[is_trained])
+    is_trained = (listing.split_of <= SPLITS.index("train")).tolist()
+    found = {*chain.from_iterable(listing.labels)}
+    trained = {*chain.from_iterable(compress(listing.labels, is_trained))}
     known = class_names or sorted({*trained, *listing.needed})
     faults = [] if class_names else _class_faults(listing, trained)
     unknown = _unknown_labels(listing, known) if known else {}
-    names = [*known, *sorted(unknown)]
-    if not class_names:
-        names = sorted({*known, *_labels_in(listing, listing.set_of)})
+    names = [*known, *sorted(unknown)] if class_names else sorted({*known, *found})
     splits = {
         name: _samples(listing, images, names)
         for k, name in enumerate(SPLITS)
@@ -146,10 +144,6 @@ def data_set_of(listing: Listing, class_names: Sequence[str] | None) -> DataSet:
         notes=(*listing.notes, *_lacking(splits, names, known, is_trained=not class_names)),
         remark=listing.remark,
     )
-
-
-def _labels_in(listing: Listing, set_of: np.ndarray) -> set[str]:
-    return {label for k in np.unique(set_of) for label in listing.label_sets[k]}
 
 
 def _class_faults(listing: Listing, trained: Collection[str]) -> list[Fault]:
@@ -178,10 +172,8 @@ def _unknown_labels(listing: Listing, class_names: Sequence[str]) -> dict[str, F
     known = set(map(composed, class_names))
     spelled = {name.lower(): name for name in class_names}
     faults: dict[str, Fault] = {}
-    # the first image of each set of labels
-    sets, images = np.unique(listing.set_of, return_index=True)
-    for i, k in sorted(zip(images.tolist(), sets.tolist(), strict=True)):
-        for label in listing.label_sets[k]:
+    for i, labels in enumerate(listing.labels):
+        for label in labels:
             if label in known or label in faults:
                 continue
             where = listing.where(i) if listing.where else listing.paths[i]
@@ -196,20 +188,17 @@ def _unknown_labels(listing: Listing, class_names: Sequence[str]) -> dict[str, F
 def _samples(listing: Listing, images: np.ndarray, class_names: Sequence[str]) -> Samples:
     """Return the images of a split by class, then by name; those with several labels by name."""
     index_of = {composed(name): k for k, name in enumerate(class_names)}
-    sets = listing.label_sets
+    labels = [listing.labels[i] for i in images.tolist()]
+    classes = np.array([index_of[label] for of_image in labels for label in of_image], np.int64)
     targets: Targets
     if listing.label_kind == "single":
-        # a set that no image has may be empty, or of another label
-        class_of = np.array([index_of.get(next(iter(s), ""), -1) for s in sets], np.int64)
-        classes = class_of[listing.set_of[images]]
         by_class = np.argsort(classes, kind="stable")
         images = images[by_class]
         targets = ClassIndex(classes[by_class], len(class_names))
     else:
-        has_label = np.zeros((len(sets), len(class_names)), np.uint8)
-        for k, labels in enumerate(sets):
-            has_label[k, [index_of[label] for label in labels if label in index_of]] = 1
-        targets = MultiHot(has_label[listing.set_of[images]])
+        has_label = np.zeros((len(images), len(class_names)), np.uint8)
+        has_label[np.repeat(np.arange(len(images)), [*map(len, labels)]), classes] = 1
+        targets = MultiHot(has_label)
     return Samples(
         listing.paths.take(images),
         targets,

@@ -31,7 +31,7 @@ from finetune.system.messages import WrongUsage
         (ImageFolderData, {"predict": "absent"}),
         (ImageFolderData, {"root": ".", "corrections": "absent.csv"}),
         (Hotdog, {}),
-        (FashionMNIST, {"root": "absent", "exclude": "Bag"}),
+        (FashionMNIST, {"root": "s3://bucket/absent"}),
         (SampleData, {"root": "absent"}),
     ],
 )

@@ -214,7 +214,6 @@ def test_a_bad_line_of_an_edit_is_named_and_can_be_put_right(file):
 
 
 WRONG = {
-    b"": "first line",
     b"path;was;now\n": "first line",
     b"\xff\xfep\0a\0": "first line",
     b"path,was,now,note\n": "first line",

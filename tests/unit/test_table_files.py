@@ -260,7 +260,7 @@ def labels_of(kind: str = "auto", separator: str | None = None, **columns: list[
 
 
 def values_of(labels: Labels) -> list[tuple[str, ...]]:
-    return [labels.sets[k] for k in labels.set_of]
+    return labels.of_rows
 
 
 @pytest.mark.parametrize(

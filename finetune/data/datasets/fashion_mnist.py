@@ -10,7 +10,7 @@ import numpy as np
 from finetune.data.addresses import check_is_local
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.system.files import one_at_a_time
-from finetune.system.messages import WrongUsage, reason
+from finetune.system.messages import reason
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,6 @@ class FashionMNIST(ImageFolderData):
 
     def place_in(self, folder: str) -> str:
         check_is_local(folder)
-        if self.merge or self.settings.exclude:
-            raise WrongUsage(
-                "--data.merge and --data.exclude are about class folders, and Fashion-MNIST has none: drop the option"
-            )
         return str(write_images(Path(folder)))
 
     @classmethod

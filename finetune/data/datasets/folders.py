@@ -54,13 +54,13 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
     skipped = Skipped()
     lists = [PathList(find_images(folder, skipped)) for _, folder in folders]
     paths = PathList.joined(lists)
-    set_of = np.repeat(np.arange(len(folders), dtype=np.int32), [*map(len, lists)])
+    folder_of = np.repeat(np.arange(len(folders), dtype=np.int32), [*map(len, lists)])
     stats = file_stats(paths)
     faults = [*skipped.faults, *_missing_files(paths, stats)]
     is_there = np.flatnonzero(stats.is_regular)
-    set_of = set_of[is_there]
-    split_of = np.array([SPLITS.index(split) for split, _ in folders], np.int8)[set_of]
-    label_sets = [options.changed([_class_of(folder)]) for _, folder in folders]
+    folder_of = folder_of[is_there]
+    split_of = np.array([SPLITS.index(split) for split, _ in folders], np.int8)[folder_of]
+    labels = [options.changed([_class_of(folder)]) for _, folder in folders]
     notes = skipped.notes(root)
     existing: set[str] = set()
     for folder in dict.fromkeys([root, *split_dirs.values()]):
@@ -80,8 +80,7 @@ def list_folder(place: str, options: ScanOptions) -> Listing:
         place=place,
         folder=root,
         paths=paths.take(is_there),
-        label_sets=label_sets,
-        set_of=set_of,
+        labels=[labels[k] for k in folder_of.tolist()],
         split_of=split_of,
         stats=stats.take(is_there),
         existing=existing,

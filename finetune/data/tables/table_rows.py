@@ -7,7 +7,8 @@ fit on the folders in its root have the same splits, batches and weights.
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,19 +52,17 @@ class Labels:
 
     Attributes:
         kind: Whether an image has one label or several.
-        sets: The labels of rows: exactly one, or any number; () for faulty rows.
-        set_of: The index into `sets` of each row, (N,) int64.
+        of_rows: The labels of each row: exactly one, or any number; () for faulty rows.
         how: How they are written, for a log line.
         column: Name of the column, for error messages.
         faults: The rows whose labels are faulty.
     """
 
     kind: LabelKind
-    sets: list[tuple[str, ...]]
-    set_of: np.ndarray
+    of_rows: list[tuple[str, ...]]
     how: str
     column: str
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[Fault]
 
 
 def list_table(path: Path, options: ScanOptions) -> Listing:
@@ -88,42 +87,28 @@ def list_table(path: Path, options: ScanOptions) -> Listing:
     stats = file_stats(paths)
     missing = _missing_files(table, columns.path, paths, stats, root)
     # of a row the first fault counts
-    by_row = {fault.row: fault for fault in missing + of_values + of_paths + labels.faults}
+    faults = {fault.row: fault for fault in missing + of_values + of_paths + labels.faults}
     indicators = [*map(_label_text, columns.labels)] if columns.has_indicators else []
-    existing = {*indicators, *(label for of_set in labels.sets for label in of_set)}
-    sets = [options.changed(of_set) for of_set in labels.sets]
-    # with several labels an image only loses the label of an excluded class
-    is_dropped = [
-        labels.kind == "single" and not new and bool(old)
-        for old, new in zip(labels.sets, sets, strict=True)
-    ]
-    is_kept = ~np.array(is_dropped, bool)[labels.set_of]
-    faults = [fault for row, fault in by_row.items() if is_kept[row]]
-    is_kept[[fault.row for fault in faults]] = False
-    labels = replace(labels, sets=sets)
-    rows = np.flatnonzero(is_kept)
-    first_of: dict[str, int] = {}
-    firsts = np.array([first_of.setdefault(paths[row], row) for row in rows.tolist()], np.int64)
-    compared = dict(values)
-    if options.labels == "several":
-        labels = _joined(labels, rows, firsts)
-    else:
-        numbers = {names: k for k, names in enumerate(dict.fromkeys(map(frozenset, sets)))}
-        compared[labels.column] = np.array([numbers[frozenset(names)] for names in sets])[
-            labels.set_of
-        ]
-    contradictions = _contradictions(table, labels, paths, compared, rows, firsts)
-    is_right = ~np.isin(firsts, [fault.row for fault in contradictions])
-    num_repeated = np.count_nonzero(is_right & (firsts != rows))
-    rows = rows[is_right & (firsts == rows)]
+    existing = {*indicators, *chain.from_iterable(labels.of_rows)}
+    changed = {old: options.changed(old) for old in {*labels.of_rows}}
+    excluded: set[int] = set()
+    for row, old in enumerate(labels.of_rows):
+        labels.of_rows[row] = changed[old]
+        # with several labels an image only loses the label of an excluded class
+        if labels.kind == "single" and old and not changed[old]:
+            excluded.add(row)
+            faults.pop(row, None)
+    kept = [row for row in range(len(table)) if row not in faults and row not in excluded]
+    is_joined = options.labels == "several"
+    kept, contradictions, num_repeated = _merged(table, labels, paths, values, kept, is_joined)
     prefix = os.path.join(root, "")
-    rows = rows[_by_name([paths[row].removeprefix(prefix) for row in rows.tolist()])]
+    order = _by_name([paths[row].removeprefix(prefix) for row in kept])
+    rows = np.array(kept, np.int64)[order]
     return Listing(
         place=str(path),
         folder=root,
         paths=PathList(paths[row] for row in rows.tolist()),
-        label_sets=labels.sets,
-        set_of=labels.set_of[rows],
+        labels=[labels.of_rows[row] for row in rows.tolist()],
         split_of=values[columns.split][rows] if columns.split else np.zeros(len(rows), np.int64),
         stats=stats.take(rows),
         existing=existing,
@@ -133,9 +118,52 @@ def list_table(path: Path, options: ScanOptions) -> Listing:
         groups=values[columns.group][rows] if columns.group else None,
         weights=values[columns.weight][rows] if columns.weight else None,
         where=lambda i: table.where(int(rows[i]), labels.column),
-        faults=tuple(sorted(faults + contradictions, key=lambda fault: fault.row)),
-        remark=_remark(columns, labels, int(num_repeated)),
+        faults=tuple(sorted([*faults.values(), *contradictions], key=lambda fault: fault.row)),
+        remark=_remark(columns, labels, num_repeated),
     )
+
+
+def _merged(
+    table: TableFile,
+    labels: Labels,
+    paths: Sequence[str],
+    values: Mapping[str, np.ndarray],
+    rows: Sequence[int],
+    is_joined: bool,
+) -> tuple[list[int], list[Fault], int]:
+    """Return the first row of each image, the faults of rows that contradict each other, and how many repeat one.
+
+    Args:
+        table: The table.
+        labels: The labels of its rows. With `is_joined` the first row of an image gets those of all its rows.
+        paths: The path of each row.
+        values: The splits, groups and weights of the rows, by column.
+        rows: The rows without faults, ascending.
+        is_joined: Whether an image may have a row for each label. Otherwise the labels of its rows must agree.
+    """
+    first_of: dict[str, int] = {}
+    faults: dict[int, Fault] = {}
+    repeats: list[int] = []  # the first rows that are repeated
+    for row in rows:
+        first = first_of.setdefault(paths[row], row)
+        if first == row:
+            continue
+        repeats.append(first)
+        different = [column for column, of_rows in values.items() if of_rows[row] != of_rows[first]]
+        hint = ""
+        both = labels.of_rows[first], labels.of_rows[row]
+        if is_joined:
+            labels.of_rows[first] = tuple(dict.fromkeys(both[0] + both[1]))
+        elif {*both[0]} != {*both[1]}:
+            different = [labels.column]
+            hint = "if images have several labels, pass --data.labels several"
+        if not different:
+            continue
+        for one, other in ((first, row), (row, first)):
+            text = f"{shown(paths[one])} has another {different[0]} in line {table.lines[other]}"
+            faults.setdefault(one, table.fault(one, different[0], text, hint))
+    kept = [row for row in first_of.values() if row not in faults]
+    return kept, [*faults.values()], sum(first not in faults for first in repeats)
 
 
 def listed_paths(path: Path, named: Mapping[str, Sequence[str]]) -> list[str]:
@@ -268,9 +296,9 @@ def read_labels(
     elif has_lists:
         how += ", lists of labels"
     is_single = kind == "single"
-    sets, set_of, faults = table.read_column(column, lambda cell: _labels_in(cell, mark, is_single))
-    how += f" in column {column!r}"
-    return Labels(kind, [of_set or () for of_set in sets], set_of, how, column, faults)
+    sets, index, faults = table.read_column(column, lambda cell: _labels_in(cell, mark, is_single))
+    of_rows = [sets[k] or () for k in index.tolist()]
+    return Labels(kind, of_rows, f"{how} in column {column!r}", column, faults)
 
 
 def _labels_in(cell: Any, mark: str | None, is_single: bool) -> tuple[str, ...]:
@@ -332,26 +360,24 @@ def _read_indicators(
 ) -> Labels:
     """Return the labels from columns with 0 and 1. With `auto`, rows that all have exactly one 1 have one label."""
     faults: list[Fault] = []
-    sets: list[tuple[str, ...]] = [()] * len(table)
+    of_rows: list[tuple[str, ...]] = [()] * len(table)
     for name in names:
         values, index, of_column = table.read_column(name, _parse_indicator)
         faults += of_column
         is_true = np.array([value is True for value in values])
         for row in np.flatnonzero(is_true[index]).tolist():
-            sets[row] += (_label_text(name),)
+            of_rows[row] += (_label_text(name),)
     if kind == "auto":
-        kind = "single" if all(len(labels) == 1 for labels in sets) else "several"
+        kind = "single" if all(len(labels) == 1 for labels in of_rows) else "several"
     if kind == "single":
         faults += [
             table.fault(row, names[0], f"{len(labels)} columns are 1, one must be")
-            for row, labels in enumerate(sets)
+            for row, labels in enumerate(of_rows)
             if len(labels) != 1
         ]
     number = "several labels" if kind == "several" else "one label"
     how = f"{number} per image, in {len(names)} columns of 0 and 1"
-    number_of = {labels: k for k, labels in enumerate(dict.fromkeys(sets))}
-    set_of = np.array([number_of[labels] for labels in sets], np.int64)
-    return Labels(kind, [*number_of], set_of, how, names[0], faults)
+    return Labels(kind, of_rows, how, names[0], faults)
 
 
 def _parse_indicator(cell: Any) -> bool:
@@ -412,42 +438,6 @@ def _parse_weight(text: str) -> float:
     if weight != 0 and not _MIN_WEIGHT <= weight <= _MAX_WEIGHT:
         raise ValueError(f"'{shown(text)}' is not a weight")
     return weight
-
-
-# Images in several rows
-
-
-def _contradictions(
-    table: TableFile,
-    labels: Labels,
-    paths: Sequence[str],
-    values: Mapping[str, np.ndarray],
-    rows: np.ndarray,
-    firsts: np.ndarray,
-) -> list[Fault]:
-    """Return the faults of rows that differ from the first row of their image in a column, and of that first row."""
-    faults: dict[int, Fault] = {}
-    for column, of_rows in values.items():
-        hint = ""
-        if column == labels.column:
-            hint = "if images have several labels, pass --data.labels several"
-        differs = of_rows[rows] != of_rows[firsts]
-        for row, first in zip(rows[differs].tolist(), firsts[differs].tolist(), strict=True):
-            for one, other in ((first, row), (row, first)):
-                text = f"{shown(paths[one])} has another {column} in line {table.lines[other]}"
-                faults.setdefault(one, table.fault(one, column, text, hint))
-    return [*faults.values()]
-
-
-def _joined(labels: Labels, rows: np.ndarray, firsts: np.ndarray) -> Labels:
-    """Return labels in which the first row of each image has those of all its rows."""
-    sets = list(labels.sets)
-    set_of = labels.set_of.copy()
-    is_repeat = rows != firsts
-    for row, first in zip(rows[is_repeat].tolist(), firsts[is_repeat].tolist(), strict=True):
-        sets.append(tuple(dict.fromkeys(sets[set_of[first]] + sets[set_of[row]])))
-        set_of[first] = len(sets) - 1
-    return replace(labels, sets=sets, set_of=set_of)
 
 
 def _remark(columns: Columns, labels: Labels, num_repeated: int) -> str:
