@@ -6,7 +6,7 @@ from finetune.data.addresses import check_address, is_address, is_in_bucket
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
 from finetune.reports.comparison import write_comparison
-from finetune.reports.report_page import measured_checkpoint, page_of
+from finetune.reports.report import measured_checkpoint, page_of
 from finetune.runs.record import read_run
 from finetune.settings.all_commands import CompareSettings, ReportSettings
 from finetune.system.files import check_target

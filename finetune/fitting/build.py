@@ -31,10 +31,9 @@ from finetune.reports.live_report import LiveReport
 from finetune.runs.checkpoint_io import AtomicCheckpointIO
 from finetune.runs.clock import Clock
 from finetune.runs.folder import Run, RunFolder
-from finetune.runs.learning_rates import Rates
 from finetune.runs.local_copies import address_of, local_copy
 from finetune.runs.loggers import LoggedConfig, RunLogger, run_loggers
-from finetune.runs.metrics_csv import MetricsCSV
+from finetune.runs.metrics_csv import MetricsCSV, Rates
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.predictions import AnswersWriter
 from finetune.runs.results import Results, Skipped
@@ -263,9 +262,9 @@ def closing(trainer: Trainer, run: Run) -> Iterator[None]:
         if trainer.is_global_zero and isinstance(error, Exception):
             run.discard_if_empty()
         try:
-            run.finish_upload()
+            run.sync.finish()
         except ValueError as failure:  # the error that ends the command is the one to report
             log.warning("%s", failure)
         raise
     close()
-    run.finish_upload()
+    run.sync.finish()

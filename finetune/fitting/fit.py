@@ -37,7 +37,7 @@ from finetune.fitting.resume import (
 )
 from finetune.models.timm_backbones import is_timm
 from finetune.models.weights import read_weights
-from finetune.reports.report_page import page_of
+from finetune.reports.report import page_of
 from finetune.runs.folder import Run
 from finetune.runs.licence import is_restricted, licence
 from finetune.runs.limits import Limits

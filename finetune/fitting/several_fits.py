@@ -31,7 +31,7 @@ from finetune.fitting.resume import (
     kind_of,
     read_start,
 )
-from finetune.reports.report_page import page_of
+from finetune.reports.report import page_of
 from finetune.runs.folder import Run, has_result, missing_folders, remove_empty
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.run_dir import RunDir, now

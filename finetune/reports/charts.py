@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from markupsafe import escape
 
@@ -10,7 +10,6 @@ from finetune.runs.intervals import wilson
 
 _COLORS = ("accent", "warning", "good", *(f"series-{i}" for i in range(4, 11)))
 _DASHES = ("", "6.7 2.9", "1.8 3", "11.5 2.9 1.8 2.9")
-_TICK_DIGITS = ((1, 2, 3, 4, 6, 8), (1, 2, 5), (1,))  # of a logarithmic axis
 # Lengths are in units of the drawing, in which text has 10: width and height of a line chart and of a reliability
 # chart, height of a row of the legend, mean width of a letter.
 _LINE_CHART = (317, 202)
@@ -34,7 +33,6 @@ def curves(
     y: str,
     about: str,
     mark: tuple[float, str] | None = None,
-    is_log: bool = False,
     has_legend: bool = True,
 ) -> str:
     """Draw a line chart. The first forty lines differ in colour or dashes.
@@ -45,11 +43,10 @@ def curves(
         y: Label of the y axis.
         about: The chart in a sentence, for screen readers.
         mark: A position on the x axis, and its label.
-        is_log: Whether the y axis is logarithmic.
         has_legend: Whether several lines have a legend, below the axes; else the page has one of `line_sample`.
     """
     across = _range_of([value for places, _ in lines.values() for value in places])
-    up = _range_of([value for _, values in lines.values() for value in values], is_log)
+    up = _range_of([value for _, values in lines.values() for value in values])
     axes = _Axes(across, up, _LINE_CHART)
     parts = list(axes.frame(x, y, has_whole_x=x == "epoch"))
     if mark is not None:
@@ -90,30 +87,18 @@ def reliability_chart(bins: Bins, about: str, names: tuple[str, str], lowest: fl
     return _svg(parts, _RELIABILITY_CHART, about, samples if len(bins) > 1 else {})
 
 
-@dataclass(frozen=True)
-class _Range:
-    """The values of an axis. Those of a logarithmic one are powers of ten."""
+class _Range(NamedTuple):
+    """The values of an axis."""
 
     low: float
     high: float
-    is_log: bool = False
 
     def share(self, value: float) -> float:
-        """Return where a value is, from 0 to 1; NaN for nowhere."""
-        return (_on_axis(value, self.is_log) - self.low) / (self.high - self.low)
+        """Return where a value is, from 0 to 1."""
+        return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int, is_whole: bool = False) -> list[tuple[float, str]]:
         """Return round values within the range, about `most` of them, with their texts."""
-        if self.is_log:
-            first = math.floor(self.low)
-            last = math.ceil(self.high)
-            powers = range(first, last + 1, max(1, (last - first) // most))
-            fewer = (one for one in _TICK_DIGITS if len(powers) * len(one) <= 2 * most)
-            digits = next(fewer, _TICK_DIGITS[-1])
-            rounded = [digit * 10.0**power for power in powers for digit in digits]
-            within = [value for value in rounded if 0 <= self.share(value) <= 1]
-            within = within or [10 ** ((self.low + self.high) / 2)]
-            return [(value, f"{value:.3g}") for value in within]
         rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough * (1 - 1e-9))
@@ -127,19 +112,13 @@ class _Range:
         return [(step * k, f"{step * k:.{decimals}f}") for k in steps]
 
 
-def _range_of(values: Sequence[float], is_log: bool = False) -> _Range:
+def _range_of(values: Sequence[float]) -> _Range:
     """Return the range of values, with a margin."""
-    finite = [p for value in values if math.isfinite(p := _on_axis(value, is_log))]
+    finite = [value for value in values if math.isfinite(value)]
     low = min(finite, default=0.0)
     high = max(finite, default=1.0)
     margin = _MARGIN * (high - low) or _MARGIN * abs(high) or 0.5
-    return _Range(low - margin, high + margin, is_log)
-
-
-def _on_axis(value: float, is_log: bool) -> float:
-    if not is_log:
-        return value
-    return math.log10(value) if value > 0 else math.nan
+    return _Range(low - margin, high + margin)
 
 
 class _Axes:

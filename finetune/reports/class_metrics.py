@@ -1,14 +1,18 @@
-"""The metrics of each class or label in a test, with their intervals."""
+"""The tables of a test: the metrics of each class or label, and what is mistaken for what, or occurs together."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from finetune.runs.intervals import wilson
 
 # Shapes: K classes or labels.
+
+# A larger matrix cannot be read; a list of its largest cells can.
+MAX_MATRIX = 25  # classes or labels
+NUM_PAIRS = 40  # cells of such a list, and sections of mistakes
 
 Share = tuple[float, float, float]  # a share, and the ends of its 95 % interval
 
@@ -116,3 +120,67 @@ def _taken_for(row: Sequence[int], k: int, names: Sequence[str]) -> tuple[str, i
 
 def _share(num_right: float, num: int) -> Share | None:
     return (num_right / num, *wilson(num_right, num)) if num else None
+
+
+class Matrix(NamedTuple):
+    """The confusion matrix of classes, or the labels that occur together.
+
+    Attributes:
+        heading: What it is.
+        sentence: How to read it.
+        between: The word between the names of row and column.
+        names: Of its rows and columns, K.
+        rows: The number of images of each cell and its share of those of the row, (K, K); none for many classes.
+        largest: For many classes, row, column and number of the largest cells.
+    """
+
+    heading: str
+    sentence: str
+    between: str
+    names: list[str]
+    rows: list[list[tuple[int, float]]]
+    largest: list[tuple[int, int, int]]
+
+
+def matrix(result: Mapping[str, Any]) -> Matrix | None:
+    """Return the matrix of a test from the content of test.json; None if there was none."""
+    is_confusion = bool(result.get("confusion_matrix"))
+    cells = result.get("confusion_matrix") or result.get("cooccurrence")
+    if not cells:
+        return None
+    names = result["class_names"]
+    is_large = len(names) > MAX_MATRIX
+    counts = np.array(cells)
+    if is_confusion:
+        heading = "Most frequent confusions" if is_large else "Confusion matrix"
+        sentence = "Rows are true classes, columns are predicted classes."
+        totals = counts.sum(axis=1)
+    else:
+        heading = f"Labels that occur together{' most often' if is_large else ''}"
+        sentence = "Number of test images with the label of the row and that of the column."
+        sentence += " On the diagonal, all images with the label."
+        totals = counts.diagonal()
+    return Matrix(
+        heading=heading,
+        sentence=sentence,
+        between="predicted as" if is_confusion else "and",
+        names=names,
+        rows=[] if is_large else _with_shares(counts, totals),
+        largest=_largest(counts if is_confusion else np.triu(counts)) if is_large else [],
+    )
+
+
+def _with_shares(counts: np.ndarray, totals: np.ndarray) -> list[list[tuple[int, float]]]:
+    """Return counts (K, K) with their shares of the totals of their rows, (K,)."""
+    shares = counts / np.maximum(1, totals)[:, None]
+    return [
+        list(zip(*rows, strict=True)) for rows in zip(counts.tolist(), shares.tolist(), strict=True)
+    ]
+
+
+def _largest(counts: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return row, column and number of the largest counts (K, K) outside the diagonal."""
+    first, second = np.nonzero(counts * ~np.eye(len(counts), dtype=bool))
+    order = np.argsort(-counts[first, second], kind="stable")[:NUM_PAIRS]
+    chosen = zip(first[order].tolist(), second[order].tolist(), strict=True)
+    return [(i, j, int(counts[i, j])) for i, j in chosen]

@@ -1,12 +1,14 @@
-"""The test images of a page: the most informative ones, each with a class or label that it is shown for."""
+"""The test images of a page: those behind each number of a table, and the most informative ones of all."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from finetune.inference.image_viewer import ImageViewer
+from finetune.reports.class_metrics import MAX_MATRIX, NUM_PAIRS
 from finetune.runs.predictions_table import Predictions
 from finetune.system.html_page import thumbnail
 
@@ -89,6 +91,78 @@ def report_images(
     ]
 
 
+@dataclass(frozen=True)
+class ImageSection:
+    """The images that one number of a table counts.
+
+    Attributes:
+        id: Id of the section in HTML.
+        heading: What they have in common.
+        order: Which images come first.
+        count: Number of images.
+        images: The first of them.
+    """
+
+    id: str
+    heading: str
+    order: str
+    count: int
+    images: list[ReportImage]
+
+
+def image_sections(predictions: Predictions, viewer: ImageViewer | None) -> list[ImageSection]:
+    """Return the images of each cell of the confusion matrix, or the mistakes of each label.
+
+    Of many classes or labels, only the most frequent mistakes have a section. Without a viewer they have no images.
+    """
+    numbers = list(_cells(predictions) if predictions.is_single else _mistakes(predictions))
+    if len(predictions.names) > MAX_MATRIX:
+        numbers = sorted(
+            (one for one in numbers if not one.is_right), key=lambda one: -len(one.images)
+        )[:NUM_PAIRS]
+    most = max_per_section([len(one.images) for one in numbers])
+    sections = []
+    for one in numbers:
+        chosen = [(i, one.subject) for i in one.images[:most].tolist()]
+        shown = report_images(predictions, chosen, viewer) if viewer else []
+        sections.append(ImageSection(one.id, one.heading, one.order, len(one.images), shown))
+    return sections
+
+
+class _Number(NamedTuple):
+    """A number of a table: the images, in order, that it counts, and the class or label that they are shown for."""
+
+    id: str
+    heading: str
+    order: str
+    subject: int
+    images: np.ndarray
+    is_right: bool = False
+
+
+def _cells(predictions: Predictions) -> Iterator[_Number]:
+    """Yield the cells of the confusion matrix that have images."""
+    names = predictions.names
+    confused = np.stack([predictions.labels.argmax(axis=1), predictions.decided.argmax(axis=1)])
+    for i, j in np.unique(confused, axis=1).T.tolist():
+        what = "predicted correctly" if i == j else f"predicted as {names[j]}"
+        images = predictions.taken_for(i, j)
+        heading = f"{names[i]}, {what}"
+        yield _Number(f"cell-{i}-{j}", heading, "The most confident first", j, images, i == j)
+
+
+def _mistakes(predictions: Predictions) -> Iterator[_Number]:
+    """Yield the mistakes of each label."""
+    for k, name in enumerate(predictions.names):
+        missed = predictions.missed(k)
+        if len(missed):
+            yield _Number(f"missed-{k}", f"{name}, missed", "The least probable first", k, missed)
+        false = predictions.false(k)
+        if len(false):
+            heading = f"{name}, falsely predicted"
+            yield _Number(f"false-{k}", heading, "The most probable first", k, false)
+
+
 def max_per_section(counts: Sequence[int]) -> int:
     """Return how many images a section may show, for a small page, from the number of images of each section."""
     most = max(counts, default=0)
@@ -97,8 +171,7 @@ def max_per_section(counts: Sequence[int]) -> int:
     return most
 
 
-@dataclass(frozen=True)
-class Highlights:
+class Highlights(NamedTuple):
     """Images of one kind that tell much about the network.
 
     Attributes:
@@ -121,89 +194,76 @@ def highlights(predictions: Predictions, thresholds: Sequence[float]) -> Iterato
         predictions: Those for all test images.
         thresholds: The probability from which each label is predicted, K; of one class an image, they are not used.
     """
-    if predictions.is_single:
-        yield from _of_classes(predictions)
-    else:
-        yield from _of_labels(predictions, np.array(thresholds))
-
-
-def _of_classes(predictions: Predictions) -> Iterator[Highlights]:
-    confidence = predictions.confidence
-    decided = predictions.decided.argmax(axis=1)
-    least_first = np.argsort(confidence, kind="stable")
-    most_first = np.argsort(-confidence, kind="stable")
-    is_right = predictions.is_right[most_first]
-    wrong = most_first[~is_right]
-
-    def shown(images: np.ndarray) -> list[tuple[int, int]]:
-        return [(i, int(decided[i])) for i in images[:NUM_SHOWN].tolist()]
-
-    yield Highlights(
-        "Most confident mistakes",
-        "Wrong with high confidence. Look here first for wrong labels and for kinds of images that training lacks.",
-        shown(wrong),
-        len(wrong),
-    )
-    yield Highlights(
-        "Least certain",
-        "The predictions with the lowest confidence. More training images like these help most.",
-        shown(least_first),
-    )
-    yield Highlights(
-        "Best examples",
-        "Correct with the highest confidence, each class in turn.",
-        shown(_in_turn(most_first[is_right], decided)),
-    )
-
-
-def _in_turn(chosen: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Return the indices in a new order: the first image of each class, then the second of each, and so on."""
-    place = np.zeros(len(chosen), np.int64)
-    for k in np.unique(classes[chosen]):
-        of_class = classes[chosen] == k
-        place[of_class] = np.arange(of_class.sum())
-    return chosen[np.argsort(place, kind="stable")]
-
-
-def _of_labels(predictions: Predictions, thresholds: np.ndarray) -> Iterator[Highlights]:
     p = predictions.probabilities
-    false = predictions.decided & ~predictions.labels
-    missed = predictions.labels & ~predictions.decided
+    labels = predictions.labels
+    decided = predictions.decided
+    false = decided & ~labels
+    missed = labels & ~decided
+    if predictions.is_single:
+        yield Highlights(
+            "Most confident mistakes",
+            "Wrong with high confidence. Look here first for wrong labels and for kinds of images that training lacks.",
+            _first_pairs(-p[false], false),
+            int(false.sum()),
+        )
+        yield Highlights(
+            "Least certain",
+            "The predictions with the lowest confidence. More training images like these help most.",
+            _first_pairs(p[decided], decided),
+        )
+        right = decided & labels
+        yield Highlights(
+            "Best examples",
+            "Correct with the highest confidence, each class in turn.",
+            _first_pairs(_turns(p[right], np.nonzero(right)[1]), right),
+        )
+        return
     yield Highlights(
         "Most confident false predictions",
         "Predicted with a high probability, but the image does not have the label. Look here first for labels that "
         "were forgotten.",
-        _first_pairs(-p, false),
+        _first_pairs(-p[false], false),
         int(false.sum()),
     )
     yield Highlights(
         "Most confident misses",
         "The image has the label, but its probability is low. Look here for wrong labels and for kinds of images "
         "that training lacks.",
-        _first_pairs(p, missed),
+        _first_pairs(p[missed], missed),
         int(missed.sum()),
     )
     yield Highlights(
         "Closest to the threshold",
         "The label is predicted or not by a small margin. More training images like these help most.",
-        _first_pairs(np.abs(log_odds(p) - log_odds(thresholds)), np.ones_like(false)),
+        _first_pairs(
+            np.abs(log_odds(p) - log_odds(np.array(thresholds))).ravel(), np.ones_like(false)
+        ),
     )
 
 
-def _first_pairs(value: np.ndarray, is_chosen: np.ndarray) -> list[tuple[int, int]]:
+def _first_pairs(values: np.ndarray, is_chosen: np.ndarray) -> list[tuple[int, int]]:
     """Return the pairs (image, label) with the lowest values, each image once.
 
     Args:
-        value: (N, K).
+        values: Of the chosen pairs, row by row.
         is_chosen: Which pairs to consider, (N, K).
     """
     images, labels = np.nonzero(is_chosen)
     pairs: dict[int, int] = {}
-    for i in np.argsort(value[images, labels], kind="stable"):
+    for i in np.argsort(values, kind="stable"):
         pairs.setdefault(int(images[i]), int(labels[i]))
         if len(pairs) == NUM_SHOWN:
             break
     return list(pairs.items())
+
+
+def _turns(p: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Return values that are lowest for the most probable image of each class, then for the second of each, (N,)."""
+    place = np.zeros(len(p))
+    for k in np.unique(classes):
+        of_class = np.flatnonzero(classes == k)
+        place[of_class[np.argsort(-p[of_class], kind="stable")]] = np.arange(len(of_class))
+    return place - p / 2
 
 
 def log_odds(p: np.ndarray) -> np.ndarray:

@@ -9,14 +9,14 @@ The folder:
 
 Checkpoints:
 - `model_checkpoint` decides when last.ckpt and best.ckpt are written, and ends a fit by `--patience` or a signal.
-- `background_writer` writes them while training continues. `divergence` checks that weights and losses are finite.
+- `background_writer` writes them while training continues.
 - `best_epoch` decides which epoch is the best.
 - `checkpoint_io` writes and reads checkpoints. `checkpoint_facts` records the run that a checkpoint is
   from, and checks that its weights fit a network.
 - `exported_files` reads and writes the metadata of the files of `finetune export`.
 
 Other files of a run:
-- `metrics_csv`: metrics.csv and steps.csv. `learning_rates` logs the rates.
+- `metrics_csv`: metrics.csv and steps.csv.
 - `results`: test.json or val.json, and skipped.txt. `headline` is the result in a sentence, which run.json keeps.
 - `predictions`: predictions.csv and test_predictions.csv. `prediction_rows` has their columns.
 - `clock`: the time of each phase, in run.json.
@@ -28,8 +28,8 @@ During a fit:
 - `loggers` logs to TensorBoard, Weights & Biases and MLflow.
 
 Reading a run:
-- `record` reads the whole folder, `predictions_table` the predictions for the test images. `tested_images` names these
-  as other runs may, too. `headline` is the result in one sentence, and `statistics` has intervals and curves.
+- `record` reads the whole folder, `predictions_table` the predictions for the test images. `headline` is the
+  result in one sentence, and `intervals` has its interval.
 - `licence` states the licence of the weights that training started from.
 
 Another file of a run gets a module here, and so does another logger. Pages are in `reports`.

@@ -5,16 +5,16 @@ training started from. It holds hashes of the names of the training images, so t
 exclude them.
 """
 
-import base64
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from msgspec import Meta, Struct
 from torch import Tensor
 
 from finetune.data.transforms import PREPARATION
@@ -44,6 +44,29 @@ _DATA = (
     "fold",
 )
 _ORIGIN = ("version", "torch", "data_fingerprint", "calibration")
+_Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]
+_Positive = Annotated[float, Meta(gt=0, le=1e30)]
+
+
+class _Seen(Struct):
+    """The digests of the names of the images of a split, int64."""
+
+    train: bytes
+    val: bytes
+
+
+class _Metadata(Struct):
+    """What testing, predicting and serving need of a checkpoint besides the network."""
+
+    model: dict[str, Any]
+    data: dict[str, Any]
+    origin: dict[str, Any]
+    data_class: str
+    licence_of_the_weights: str
+    seen: _Seen | None
+    mean: tuple[_Finite, _Finite, _Finite]
+    std: tuple[_Positive, _Positive, _Positive]
+    class_weight: list[_Finite]
 
 
 def packed(checkpoint: Mapping[str, Any]) -> str:
@@ -54,21 +77,20 @@ def packed(checkpoint: Mapping[str, Any]) -> str:
     seen = origin.get("seen")
     state = checkpoint["state_dict"]
     data_class = str(origin.get("data_class"))
+    is_ours = data_class.startswith("finetune.")
     settings = {name: model[name] for name in _MODEL if name in model}
-    plain = {
-        "model": settings | {"weights": begun_with(checkpoint)},
-        "licence_of_the_weights": licence_of(checkpoint),
-        "data": {name: data[name] for name in _DATA if name in data},
-        "origin": {name: origin.get(name) for name in _ORIGIN},
-        "data_class": data_class
-        if data_class.startswith("finetune.")
-        else "finetune.ImageFolderData",
-        "seen": seen and {name: _text(digests) for name, digests in seen.items()},
-        "mean": state["mean"].flatten().tolist(),
-        "std": state["std"].flatten().tolist(),
-        "class_weight": state["class_weight"].tolist(),
-    }
-    return json.dumps(plain)
+    metadata = _Metadata(
+        model=settings | {"weights": begun_with(checkpoint)},
+        data={name: data[name] for name in _DATA if name in data},
+        origin={name: origin.get(name) for name in _ORIGIN},
+        data_class=data_class if is_ours else "finetune.ImageFolderData",
+        licence_of_the_weights=licence_of(checkpoint),
+        seen=seen and _Seen(**{name: digests.numpy().tobytes() for name, digests in seen.items()}),
+        mean=tuple(state["mean"].flatten().tolist()),
+        std=tuple(state["std"].flatten().tolist()),
+        class_weight=state["class_weight"].tolist(),
+    )
+    return json.dumps(msgspec.to_builtins(metadata))
 
 
 def begun_with(checkpoint: Mapping[str, Any]) -> str | None:
@@ -120,39 +142,35 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
             f"{str(path)!r} was not written by `finetune export`: it has no class names"
         )
     try:
-        plain = json.loads(text)
-        _check(plain)
-        seen = plain["seen"] and {
-            name: _tensor(plain["seen"][name], np.int64) for name in ("train", "val")
+        metadata = msgspec.convert(json.loads(text), _Metadata)
+        if len(metadata.class_weight) != len(metadata.model["class_names"]):
+            raise ValueError("there is not one weight of each class")
+        seen = metadata.seen and {
+            "train": _digests(metadata.seen.train),
+            "val": _digests(metadata.seen.val),
         }
-        # The network of an .onnx normalises by itself.
-        mean, std = (plain["mean"], plain["std"]) if state else ([0.0] * 3, [1.0] * 3)
-        state |= {
-            name: torch.tensor(values).view(3, 1, 1)
-            for name, values in (("mean", mean), ("std", std))
-        }
-        state["class_weight"] = torch.tensor(plain["class_weight"])
-        origin = {**plain["origin"], "data_class": plain["data_class"], "seen": seen}
-        content = {
-            "hyper_parameters": plain["model"],
-            "datamodule_hyper_parameters": plain["data"],
-            "finetune": {**origin, "precision": "32-true", "train_metrics": None},
-            "state_dict": state,
-            # Lightning expects these keys in every checkpoint.
-            "epoch": 0,
-            "global_step": 0,
-            "pytorch-lightning_version": pl.__version__,
-        }
-        return ExportedCheckpoint(content, Path(path))
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        RuntimeError,
-        OverflowError,
-    ) as error:  # RuntimeError includes RecursionError
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is damaged: its metadata is unreadable") from error
+    # The network of an .onnx normalises by itself.
+    mean = metadata.mean if state else (0.0, 0.0, 0.0)
+    std = metadata.std if state else (1.0, 1.0, 1.0)
+    state |= {
+        "mean": torch.tensor(mean).view(3, 1, 1),
+        "std": torch.tensor(std).view(3, 1, 1),
+        "class_weight": torch.tensor(metadata.class_weight),
+    }
+    own = {"data_class": metadata.data_class, "seen": seen}
+    content = {
+        "hyper_parameters": metadata.model,
+        "datamodule_hyper_parameters": metadata.data,
+        "finetune": {**metadata.origin, **own, "precision": "32-true", "train_metrics": None},
+        "state_dict": state,
+        # Lightning expects these keys in every checkpoint.
+        "epoch": 0,
+        "global_step": 0,
+        "pytorch-lightning_version": pl.__version__,
+    }
+    return ExportedCheckpoint(content, Path(path))
 
 
 def _onnx(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
@@ -186,23 +204,6 @@ def _tensors(message: Any) -> Iterator[Any]:
                 yield from _tensors(inner)
 
 
-def _check(plain: Any) -> None:
-    """Check that mean, std and class weights of an exported file are usable.
-
-    Raises:
-        ValueError: They are not.
-    """
-    numbers = [*plain["mean"], *plain["std"], *plain["class_weight"]]
-    is_sound = (
-        len(plain["class_weight"]) == len(plain["model"]["class_names"])
-        and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
-        and len(plain["mean"]) == len(plain["std"]) == 3
-        and min(plain["std"]) > 0
-    )
-    if not is_sound:
-        raise ValueError("not as `finetune export` writes it")
-
-
 def _safetensors(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
@@ -214,9 +215,5 @@ def _safetensors(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
         raise ValueError(f"{str(path)!r} is damaged, or not a .safetensors file") from error
 
 
-def _text(tensor: Tensor) -> str:
-    return base64.b64encode(tensor.numpy().tobytes()).decode()
-
-
-def _tensor(text: str, dtype: type[np.generic]) -> Tensor:
-    return torch.from_numpy(np.frombuffer(base64.b64decode(text, validate=True), dtype).copy())
+def _digests(content: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(content, np.int64).copy())

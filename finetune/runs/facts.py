@@ -1,5 +1,6 @@
 """The facts of run.json. They are checked when they are read and before they are written."""
 
+from datetime import datetime
 from typing import Annotated, NotRequired, TypedDict
 
 from msgspec import Meta, Struct, field
@@ -142,7 +143,7 @@ class Facts(Struct, kw_only=True, omit_defaults=True):
     finetune: str = ""
     kind: str = ""
     command: str = ""
-    began: str = ""
+    began: datetime | None = None
     ended: str | None = None
     folder: str = ""
     data: str | None = None

@@ -12,26 +12,18 @@ import pytorch_lightning as pl
 
 from finetune.data.data_place import RUNS_MARK
 from finetune.distributed.ranks import ending
-from finetune.runs.local_copies import SYNC, UPLOADED, address_of, shown_place
+from finetune.runs.local_copies import address_of, shown_place
 from finetune.runs.removal import delete_run
 from finetune.runs.run_dir import RECORD, RunDir, is_numbered, now, version_of, versions
-from finetune.runs.run_lock import CHILDREN_LOCK, LOCK, check_free, hold, release_run
+from finetune.runs.run_lock import check_free, hold, release_run
 from finetune.runs.sync import Sync, names_there, pull_run
-from finetune.system.files import is_unfinished, replace_text
+from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage, reason, shown
 
 # Facts about how a run began. A resumed run does not change them.
 _OF_THE_BEGINNING = ("command", "began", "lines", "backbone_ranking")
-# Files of a run without a result. If a run fails and its folder has no other files, the folder is deleted.
-_OF_NO_RESULT = {
-    RECORD,
-    "config.yaml",
-    "report.html",
-    LOCK,
-    CHILDREN_LOCK,
-    "checkpoints/start.ckpt",
-}
-_OF_LOCAL_COPIES = {UPLOADED, SYNC}
+# Files of a run without a result, next to hidden ones. If a run fails and has no other files, its folder is deleted.
+_OF_NO_RESULT = {RECORD, "config.yaml", "report.html", "checkpoints/start.ckpt"}
 
 
 class Run:
@@ -47,6 +39,7 @@ class Run:
         name: The name of its folder; None for the next version_N.
         begins_again: Whether the run of this name ended before its first checkpoint, and is deleted first.
         leaves_folder: Whether the run creates a folder even if no logger needs one.
+        sync: Uploads the run on rank 0 if it is in object storage, and else does nothing.
     """
 
     def __init__(
@@ -61,7 +54,7 @@ class Run:
         self.name = name
         self.begins_again = False
         self.leaves_folder = True
-        self._sync: Sync | None = None  # on rank 0, if the run is in object storage
+        self.sync = Sync(None)
         self._made: list[Path] = []  # folders that `choose` has created, the innermost first
 
     def choose(self) -> Path:
@@ -100,7 +93,11 @@ class Run:
             hold(self.path)
             _clear(self.path)
             self._made = [self.path, *missing]
-            self._claim_name()
+            # a run that was begun on another machine may go on if it has no result there
+            if not self._claim(self.path):
+                pull_run(self.path)
+                _clear(self.path)
+                self.continue_upload()
         else:
             self._choose_version(folder, missing)
         self.dir.update(kind=self.command, began=now())
@@ -117,19 +114,6 @@ class Run:
             return
         created = [place for place in places if place in missing and address_of(place) is None]
         (next(iter(created), self.path) / RUNS_MARK).touch()
-
-    def _claim_name(self) -> None:
-        """Begin to upload a named run. It may have begun on another machine, if it has no result there.
-
-        Raises:
-            WrongUsage: The name is in use in object storage.
-        """
-        assert self.path is not None
-        if self._claim(self.path):
-            return
-        pull_run(self.path)
-        _clear(self.path)
-        self.continue_upload()
 
     def _choose_version(self, folder: Path, missing: Sequence[Path]) -> None:
         names = filter(is_numbered, names_there(self.root, self.command))
@@ -153,12 +137,10 @@ class Run:
 
     def _claim(self, run: Path) -> bool:
         """Return whether a new run is this process's own. In object storage another machine may have begun it."""
-        if address_of(run) is None:
-            return True
         sync = Sync(run)
         is_own = sync.claim()
         if is_own:
-            self._sync = sync
+            self.sync = sync
         return is_own
 
     @property
@@ -168,7 +150,7 @@ class Run:
         return shown_place(self.path)
 
     def continue_upload(self, only_changes: bool = False) -> None:
-        """Begin to upload a run that continues, if it is in object storage. A process that writes it elsewhere ends.
+        """Begin to upload a run that continues in object storage; a process that writes it on another machine ends.
 
         Args:
             only_changes: Do so only if the local copy has files that were not uploaded.
@@ -177,46 +159,11 @@ class Run:
             ValueError: Another process on this machine writes the run.
             StorageError: The storage cannot be reached.
         """
-        if self.path is None or address_of(self.path) is None:
-            return
         sync = Sync(self.path)
-        if not only_changes or sync.has_changes():
+        if self.path is not None and sync.is_active and (not only_changes or sync.has_changes()):
             hold(self.path)
             sync.take_over()
-            self._sync = sync
-
-    @property
-    def is_uploaded(self) -> bool:
-        """Whether this process uploads the run to object storage."""
-        return self._sync is not None
-
-    def send(self) -> None:
-        """Begin to upload what has changed, if the run is in object storage, after an earlier upload has ended.
-
-        Raises:
-            StorageError: An upload has failed.
-        """
-        if self._sync is not None:
-            self._sync.push()
-
-    def check_upload(self) -> None:
-        """Raise the error of an upload that has failed.
-
-        Raises:
-            StorageError: One has.
-        """
-        if self._sync is not None:
-            self._sync.check()
-
-    def finish_upload(self) -> None:
-        """Upload what has changed, and wait until it has arrived.
-
-        Raises:
-            StorageError: An upload has failed.
-        """
-        if self._sync is not None:
-            self._sync.push()
-            self._sync.wait()
+            self.sync = sync
 
     @property
     def dir(self) -> RunDir:
@@ -240,9 +187,8 @@ class Run:
         if not self._made or has_result(self._made[0]):
             return
         release_run(self._made[0])
-        if self._sync is not None:
-            self._sync.withdraw()
-            self._sync = None
+        self.sync.withdraw()
+        self.sync = Sync(None)
         shutil.rmtree(self._made[0], ignore_errors=True)
         remove_empty(self._made[1:])
 
@@ -291,31 +237,24 @@ def _clear(folder: Path) -> None:
         WrongUsage: Another process has had a result there in the meantime.
     """
     check_unused(folder)
-    for name in [*_OF_NO_RESULT - {LOCK, CHILDREN_LOCK}, "steps.csv"]:
+    for name in (*_OF_NO_RESULT, "steps.csv"):
         (folder / name).unlink(missing_ok=True)
 
 
 def _is_ours(folder: Path) -> bool:
     """Return whether a folder is that of a run, or has nothing but locks and temporary files."""
-    locks = {LOCK, CHILDREN_LOCK, RUNS_MARK, *_OF_LOCAL_COPIES}
-    others = (path for path in folder.iterdir() if path.name not in locks)
-    return RunDir(folder).is_run or all(map(is_unfinished, others))
+    return RunDir(folder).is_run or all(path.name.startswith(".") for path in folder.iterdir())
 
 
 def has_result(folder: Path) -> bool:
     """Return whether a run's folder has a file that is more than a record of how the run began."""
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
-        is_folder = path.is_dir() and not path.is_symlink()
-        if (
-            is_folder
-            or name in _OF_NO_RESULT | _OF_LOCAL_COPIES
-            or path.name == RUNS_MARK
-            or is_unfinished(path)
-            or (name == "steps.csv" and not _has_metrics(path))
-        ):
-            continue
-        return True
+        is_file = path.is_symlink() or not path.is_dir()
+        is_beginning = path.name.startswith(".") or name in _OF_NO_RESULT
+        is_without = name == "steps.csv" and not _has_metrics(path)
+        if is_file and not is_beginning and not is_without:
+            return True
     return False
 
 
@@ -357,7 +296,7 @@ class RunFolder(pl.Callback):
             if self.run.beginning is not None:
                 self.run.dir.update(**self._facts(self.run.beginning))
             replace_text(self.run.file("config.yaml"), began + self.config)
-            self.run.send()
+            self.run.sync.push()
 
     def on_exception(self, *_: Any) -> None:
         if self.run.command == "fit":  # other commands have nothing left to write

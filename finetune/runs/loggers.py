@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytorch_lightning as pl
 import yaml
+from pytorch_lightning.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -29,8 +30,6 @@ log = logging.getLogger(__name__)
 _RESULTS = ("val/accuracy", "val/mAP", "val/loss", "test/accuracy", "test/mAP", "test/loss")
 _WANDB_MODES = ("online", "offline", "disabled")
 _TIMEOUT = 10.0  # seconds for a server to answer
-# Characters that MLflow does not allow in names. Lightning would drop them, with a warning at each step.
-_NOT_ALLOWED = re.compile("[^a-zA-Z0-9_/. -]")
 _LONGEST = 240  # characters of a name in MLflow
 # Read when the packages are imported: by default wandb and MLflow send reports, MLflow accepts only databases and
 # complains without git.
@@ -42,183 +41,95 @@ _VARIABLES = MappingProxyType(
         "GIT_PYTHON_REFRESH": "quiet",
     }
 )
+_Settings = Mapping[str, Any]
 
 
-class _Started(Protocol):
-    """A logger that has started."""
-
-    id: str  # under which the library has the run
-
-    def log_config(self, settings: Mapping[str, Any]) -> None: ...
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def finish(self, status: str) -> None: ...
-
-    def close(self) -> None: ...
+# Each of the next functions starts Lightning's logger in the folder of a run, and logs the settings. `before` is the ID
+# under which an earlier command has logged the run; None for a new one. A resumed run repeats the steps from
+# `first_step` on.
 
 
-class _TensorBoard:
-    """Lightning's TensorBoardLogger, with one file for the fit and its test.
+def _tensorboard(
+    run: RunDir, before: str | None, first_step: int | None, settings: _Settings
+) -> Logger:
+    from torch.utils.tensorboard.summary import hparams
 
-    Lightning closes the file after the fit, and each later one is a new file. TensorBoard reads files in the order of
-    their names, which end with a second and a number without leading zeros: the tenth file of a process was read before
-    its ninth, and a resumed run showed the steps twice that it repeated.
-    """
-
-    id = "tensorboard"
-
-    def __init__(self, run: RunDir, before: str | None, first_step: int | None) -> None:
-        self._is_continued = before is not None
-        self._logger = pl.loggers.TensorBoardLogger(
-            run.path / "tensorboard",
-            name="",
-            version="",
-            default_hp_metric=False,
-            flush_secs=10,
-            purge_step=first_step,
-        )
-        self._writer = self._logger.experiment
-
-    def log_config(self, settings: Mapping[str, Any]) -> None:
-        from torch.utils.tensorboard.summary import hparams
-
-        if not self._is_continued:
-            for summary in hparams(dict(settings), dict.fromkeys(_RESULTS, 0.0)):
-                self._writer._get_file_writer().add_summary(summary)  # noqa: SLF001
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None) -> None:
-        self._logger.log_metrics(dict(metrics), step)
-
-    def flush(self) -> None:
-        self._writer.flush()  # Lightning's `save` also writes a file of hyperparameters
-
-    def finish(self, status: str) -> None:
-        self.flush()
-
-    def close(self) -> None:
-        self._writer.close()
+    logger = TensorBoardLogger(
+        run.path / "tensorboard",
+        name="",
+        version="",
+        default_hp_metric=False,
+        flush_secs=10,
+        purge_step=first_step,
+    )
+    if before is None:
+        # Lightning would also log the value 0 of each result.
+        for summary in hparams(dict(settings), dict.fromkeys(_RESULTS, 0.0)):
+            logger.experiment._get_file_writer().add_summary(summary)  # noqa: SLF001
+    return logger
 
 
-class _Wandb:
-    """A run of wandb with the names of Lightning's WandbLogger: silent, and offline by default."""
+def _wandb(run: RunDir, before: str | None, first_step: int | None, settings: _Settings) -> Logger:
+    import wandb
 
-    def __init__(self, run: RunDir, before: str | None, first_step: int | None) -> None:
-        import wandb
-
-        mode: Any = os.environ.get("WANDB_MODE", "offline")
-        if mode not in _WANDB_MODES:
-            raise WrongUsage(f"WANDB_MODE is {mode!r}: it must be online, offline or disabled")
-        # Absolute: wandb's own process outlives a run, and its working directory may be another.
-        folder = run.path.absolute()
-        (folder / "wandb").mkdir(parents=True, exist_ok=True)
-        # Fail if the folder is not writable: wandb would silently use the system's temporary folder.
-        with tempfile.TemporaryFile(dir=folder / "wandb"):
-            pass
-        os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
-        # Create a new wandb run: Lightning would take one that a notebook has open, and `close` would finish it.
-        self._run: Any = wandb.init(
-            dir=str(folder),
-            mode=mode,  # explicitly: wandb may have been used in this process with another mode
-            project=os.environ.get("WANDB_PROJECT", "finetune"),
-            id=before,
-            name=_title(run),
-            resume="allow",
-            settings=wandb.Settings(silent=True, console="off"),
-            reinit="create_new",
-        )
-        self._run.define_metric("trainer/global_step")
-        self._run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-        self.id = self._run.id
-        if mode != "offline" and self._run.url:
-            log.info("logging to %s", self._run.url)
-
-    def log_config(self, settings: Mapping[str, Any]) -> None:
-        # Each command updates the config: its own values replace earlier ones.
-        self._run.config.update(dict(settings), allow_val_change=True)
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None) -> None:
-        self._run.log({**metrics, "trainer/global_step": step})
-
-    def flush(self) -> None:
-        """Do nothing: wandb's own process writes."""
-
-    def finish(self, status: str) -> None:
-        """Do nothing: `close` ends it, after the test of a fit."""
-
-    def close(self) -> None:
-        self._run.finish()
+    mode: Any = os.environ.get("WANDB_MODE", "offline")
+    if mode not in _WANDB_MODES:
+        raise WrongUsage(f"WANDB_MODE is {mode!r}: it must be online, offline or disabled")
+    # Absolute: wandb's own process outlives a run, and its working directory may be another.
+    folder = run.path.absolute()
+    (folder / "wandb").mkdir(parents=True, exist_ok=True)
+    # Fail if the folder is not writable: wandb would silently use the system's temporary folder.
+    with tempfile.TemporaryFile(dir=folder / "wandb"):
+        pass
+    os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
+    # Create a new wandb run: Lightning would take one that a notebook has open, and `close` would finish it.
+    experiment: Any = wandb.init(
+        dir=str(folder),
+        mode=mode,  # explicitly: wandb may have been used in this process with another mode
+        project=os.environ.get("WANDB_PROJECT", "finetune"),
+        id=before,
+        name=_title(run),
+        resume="allow",
+        settings=wandb.Settings(silent=True, console="off"),
+        reinit="create_new",
+    )
+    experiment.define_metric("trainer/global_step")
+    experiment.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    if mode != "offline" and experiment.url:
+        log.info("logging to %s", experiment.url)
+    logger = WandbLogger(experiment=experiment)
+    logger.log_hyperparams(dict(settings))
+    return logger
 
 
-class _MLflow:
-    """Lightning's MLFlowLogger, in the run's folder or at MLFLOW_TRACKING_URI."""
-
-    def __init__(self, run: RunDir, before: str | None, first_step: int | None) -> None:
-        folder = (run.path / "mlflow").absolute()
-        self._uri = os.environ.get("MLFLOW_TRACKING_URI") or folder.as_uri()
-        self._title = _title(run)
-        self._names: dict[str, str] = {}  # names of metrics and settings, and their names in MLflow
-        self._is_continued = before is not None
-        _check_server(self._uri)
-        with only_errors("pytorch_lightning.loggers.mlflow"):  # not that the experiment is new
-            self._start(before)
-
-    def _start(self, run_id: str | None) -> None:
-        self._logger = pl.loggers.MLFlowLogger(
-            experiment_name="finetune", run_name=self._title, tracking_uri=self._uri, run_id=run_id
-        )
+def _mlflow(run: RunDir, before: str | None, first_step: int | None, settings: _Settings) -> Logger:
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or (run.path / "mlflow").absolute().as_uri()
+    _check_server(uri)
+    logger = MLFlowLogger("finetune", run_name=_title(run), tracking_uri=uri, run_id=before)
+    with only_errors("pytorch_lightning.loggers.mlflow"):  # not that the experiment is new
         try:
-            self._client = self._logger.experiment
+            client = logger.experiment
         except Exception as error:  # a server raises MlflowException, a folder a plain Exception
             is_gone = getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST"
-            if run_id is None or not (is_gone or "does not exist" in str(error)):
+            if before is None or not (is_gone or "does not exist" in str(error)):
                 raise
             log.warning("mlflow: the earlier logs of this run no longer exist: it starts again")
-            self._is_continued = False
-            self._start(None)
-        self.id = str(self._logger.run_id)
-
-    def log_config(self, settings: Mapping[str, Any]) -> None:
-        if self._is_continued:  # MLflow accepts each setting only once
-            self._client.update_run(self.id, "RUNNING")
-        else:
-            self._logger.log_hyperparams({self._allowed(n): value for n, value in settings.items()})
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None) -> None:
-        self._logger.log_metrics({self._allowed(n): value for n, value in metrics.items()}, step)
-
-    def flush(self) -> None:
-        """Do nothing: each value is written at once."""
-
-    def finish(self, status: str) -> None:
-        self._logger.finalize(status)
-
-    def close(self) -> None:
-        """Do nothing: `finish` has ended it."""
-
-    def _allowed(self, name: str) -> str:
-        """Return a unique name that MLflow allows. The name of a class may have any characters."""
-        if name not in self._names:
-            allowed = numbered = _NOT_ALLOWED.sub("_", name)[:_LONGEST]
-            taken = set(self._names.values())
-            num = 1
-            while numbered in taken:
-                num += 1
-                numbered = f"{allowed} {num}"
-            self._names[name] = numbered
-        return self._names[name]
+            return _mlflow(run, None, first_step, settings)
+    if before is None:
+        logger.log_hyperparams({_allowed(name): value for name, value in settings.items()})
+    else:  # MLflow accepts each setting only once
+        client.update_run(before, "RUNNING")
+    return logger
 
 
 # By the name in `--logger`, which is also that of the package and of the extra that installs it.
-_KINDS: Mapping[str, Callable[[RunDir, str | None, int | None], _Started]] = MappingProxyType(
-    {"tensorboard": _TensorBoard, "wandb": _Wandb, "mlflow": _MLflow}
+_KINDS: Mapping[str, Callable[[RunDir, str | None, int | None, _Settings], Logger]] = (
+    MappingProxyType({"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow})
 )
 
 
 class RunLogger(Logger):
-    """Logs a run by another library, and continues there on `--resume`.
+    """Logs a run by one of Lightning's loggers, and continues there on `--resume`.
 
     If the library cannot start, the command fails at its start. A later error is logged once, and from then on the
     logger does nothing, so that the run continues.
@@ -238,13 +149,14 @@ class RunLogger(Logger):
         self.kind = kind
         self._run = run
         self._first_step: int | None = None
-        self._started: _Started | None = None
+        self._logger: Any = None
+        self._status = "failed"
         for name, value in _VARIABLES.items():
             os.environ.setdefault(name, value)
         _check_package(kind)
 
     @rank_zero_only
-    def start(self, settings: Mapping[str, Any]) -> None:
+    def start(self, settings: _Settings) -> None:
         """Start the library in the run's folder, and log the settings in config.yaml, by dotted names.
 
         Raises:
@@ -253,14 +165,13 @@ class RunLogger(Logger):
         run = RunDir(self._run.choose())
         names = run.facts.loggers
         try:
-            started = _KINDS[self.kind](run, names.get(self.kind), self._first_step)
-            started.log_config(settings)
+            logger = _KINDS[self.kind](run, names.get(self.kind), self._first_step, settings)
         except WrongUsage:
             raise
         except Exception as error:
             raise ValueError(f"--logger {self.kind}: {reason(error)}") from error
-        run.update(loggers={**names, self.kind: started.id})
-        self._started = started
+        run.update(loggers={**names, self.kind: str(logger.version or self.kind)})
+        self._logger = logger
 
     def rewind(self, global_step: int) -> None:
         """Drop the steps from `global_step` on, which a resumed run repeats, if the library can do that."""
@@ -269,33 +180,45 @@ class RunLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         defined = {name: value for name, value in metrics.items() if is_defined(name, value)}
-        self._try(lambda started: started.log_metrics(defined, step))
+        if self.kind == "mlflow":
+            defined = {_allowed(name): value for name, value in defined.items()}
+        self._try(lambda logger: logger.log_metrics(defined, step))
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Do nothing: `start` logs all settings."""
 
     @rank_zero_only
     def save(self) -> None:
-        self._try(lambda started: started.flush())
+        if self.kind == "tensorboard":  # the others write at once, or in a process of their own
+            self._try(lambda logger: logger.experiment.flush())
 
-    @rank_zero_only
     def finalize(self, status: str) -> None:
-        self._try(lambda started: started.finish(status))
+        """Keep how the fit or its test has ended until `close`.
+
+        Lightning's TensorBoardLogger would close its file after the fit, and open another one for the test. TensorBoard
+        reads the files of a folder in the order of their names, which is not always that of their times.
+        """
+        self._status = status
 
     @rank_zero_only
     def close(self) -> None:
         """Close the logger at the end of the command."""
-        self._try(lambda started: started.close())
-        self._started = None
+        if self.kind == "tensorboard":  # `finalize` would also write a file of hyperparameters
+            self._try(lambda logger: logger.experiment.close())
+        else:
+            self._try(lambda logger: logger.finalize(self._status))
+        if self.kind == "wandb":  # which Lightning leaves open
+            self._try(lambda logger: logger.experiment.finish())
+        self._logger = None
 
-    def _try(self, act: Callable[[_Started], None]) -> None:
-        """Act on the library, and leave it out after its first error."""
-        if self._started is None:
+    def _try(self, act: Callable[[Any], None]) -> None:
+        """Act on Lightning's logger, and leave it out after its first error."""
+        if self._logger is None:
             return
         try:
-            act(self._started)
+            act(self._logger)
         except Exception as error:
-            self._started = None
+            self._logger = None
             log.warning("--logger %s: %s: it logs nothing more", self.kind, reason(error))
 
 
@@ -338,6 +261,11 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _title(run: RunDir) -> str:
     """Return the name of the run in lists of runs."""
     return "-".join(run.path.parts[-3:])  # some libraries take a slash for a folder
+
+
+def _allowed(name: str) -> str:
+    """Return a name that MLflow allows, with the codes of other characters; the name of a class may have any."""
+    return re.sub("[^a-zA-Z0-9_/. -]", lambda char: f"_{ord(char[0]):x}_", name)[:_LONGEST]
 
 
 def _check_package(name: str) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import LearningRateMonitor
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from finetune import lightning_private
 from finetune.runs.folder import Run
+from finetune.runs.run_dir import reading
 from finetune.system.files import replace_text
-from finetune.system.messages import reason
 
 _ORDER = {"train": 0, "val": 1}  # order of the columns; learning rates come last
 
@@ -104,22 +105,16 @@ class MetricsCSV(Logger):
         logged = {name: value for name, value in part.items() if value and "/" in name}
         values = {**logged, **self._epoch, **(rates or {})}
         self._epoch = {}
-        named = {"train/loss_epoch": "train/loss"}  # the mean replaces the value of the last step
-        values = {
-            named.get(name, name): value
-            for name, value in values.items()
-            if name not in ("epoch", "train/loss")
-        }
-        values = dict(
-            sorted(
-                values.items(), key=lambda item: _ORDER.get(item[0].partition("/")[0], len(_ORDER))
-            )
-        )
-        row = {"epoch": epoch, "step": step, "seconds": round(seconds, 3), **values}
+        for name in ("epoch", "train/loss"):  # the loss is that of the last step
+            values.pop(name, None)
+        if "train/loss_epoch" in values:
+            values["train/loss"] = values.pop("train/loss_epoch")
+        ordered = sorted(values, key=lambda name: _ORDER.get(name.partition("/")[0], len(_ORDER)))
+        row: dict[str, Any] = {"epoch": epoch, "step": step, "seconds": round(seconds, 3)}
+        row |= {name: values[name] for name in ordered}
         rows = [*(earlier for earlier in before if int(earlier["epoch"]) < epoch), row]
-        replace_text(
-            path, _csv(rows, list(dict.fromkeys(name for row in rows for name in row)), header=True)
-        )
+        columns = dict.fromkeys(name for row in rows for name in row)
+        replace_text(path, _csv(rows, list(columns), header=True))
 
     @rank_zero_only
     def forget_test(self) -> None:
@@ -147,6 +142,30 @@ class MetricsCSV(Logger):
                 }
 
 
+class Rates(LearningRateMonitor):
+    """Logs the learning rates.
+
+    Attributes:
+        last: Learning rates by name at the last batch of the epoch, logged or not; empty before that batch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: dict[str, float] = {}
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        super().on_train_batch_start(trainer, *args, **kwargs)
+        is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        self.last = lightning_private.learning_rates(self, trainer) if is_last else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        # A run may be resumed inside the validation after the last batch.
+        return {"last": dict(self.last)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.last = {str(name): float(rate) for name, rate in state_dict.get("last", {}).items()}
+
+
 def is_defined(name: str, value: Any) -> bool:
     """Return whether a metric has a value: NaN is 0 / 0, except for a loss, where training has diverged.
 
@@ -171,11 +190,9 @@ def _keep_rows(path: Path, is_wanted: Callable[[dict[str, str]], bool]) -> list[
     Raises:
         ValueError: The file is damaged.
     """
-    try:
+    with reading(path, csv.Error):
         rows = read_metrics(path)
         wanted = [row for row in rows if is_wanted(row)]
-    except (ValueError, TypeError, KeyError, csv.Error, IsADirectoryError) as error:
-        raise ValueError(f"{path} is damaged: {reason(error)}") from error
     if rows:
         replace_text(path, _csv(wanted, list(rows[0]), header=True))
     return wanted

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.plugins.io import CheckpointIO
 
@@ -14,11 +15,9 @@ from finetune.data.samplers import evaluated_targets
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.background_writer import BackgroundWriter, ByName
 from finetune.runs.best_epoch import lowest_acceptable
-from finetune.runs.divergence import check_finite, check_weights
 from finetune.runs.folder import Run
 from finetune.runs.headline import Best, best_of_epoch
-from finetune.runs.learning_rates import Rates
-from finetune.runs.metrics_csv import MetricsCSV
+from finetune.runs.metrics_csv import MetricsCSV, Rates
 from finetune.system.files import link
 
 log = logging.getLogger(__name__)
@@ -87,7 +86,7 @@ class Checkpoints(Checkpoint):
         self.signal.install()  # here, since Lightning installs its own handlers just before
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        self.run.check_upload()
+        self.run.sync.check()
         if lightning_private.is_accumulating(trainer):
             return
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
@@ -215,9 +214,9 @@ class Checkpoints(Checkpoint):
         checkpoint = lightning_private.dump_checkpoint(trainer)  # all ranks take part
         if trainer.is_global_zero:
             self._writer.put(names, checkpoint, self._best)
-            if self.run.is_uploaded:  # which takes longer than writing
+            if self.run.sync.is_active:  # which takes longer than writing
                 self._writer.finish()
-                self.run.send()
+                self.run.sync.push()
         self._best = None
         if is_waited:
             self._finish(trainer)
@@ -226,7 +225,7 @@ class Checkpoints(Checkpoint):
         """Let all ranks wait until all checkpoints are written, and begin to upload them."""
         if trainer.is_global_zero:
             self._writer.finish()
-            self.run.send()
+            self.run.sync.push()
         # All ranks read best.ckpt for the test. At a signal, the launcher could end rank 0 once another rank has ended.
         trainer.strategy.barrier("checkpoints")
 
@@ -267,3 +266,45 @@ def _write_ahead(trainer: pl.Trainer, is_epoch_end: bool = False) -> None:
 
 def _files(trainer: pl.Trainer) -> list[MetricsCSV]:
     return [logger for logger in trainer.loggers if isinstance(logger, MetricsCSV)]
+
+
+def check_finite(trainer: pl.Trainer, *names: str) -> None:
+    """Check that the metrics of these names are finite.
+
+    Raises:
+        ValueError: One is NaN or infinite.
+    """
+    for name in names:
+        value = float(trainer.callback_metrics.get(name, 0.0))
+        if not math.isfinite(value):
+            raise _diverged(trainer, f"{name} is {value}")
+
+
+def check_weights(trainer: pl.Trainer) -> None:
+    """Check that the trainable weights are finite on all ranks. A step with a finite loss may break them.
+
+    Raises:
+        ValueError: Some weights of a rank are NaN or infinite. It is raised on all ranks.
+    """
+    trainable = (p.detach() for p in trainer.lightning_module.parameters() if p.requires_grad)
+    checks = [parameter.isfinite().all() for parameter in trainable]
+    is_finite = not checks or bool(torch.stack(checks).all())  # one synchronization with a GPU
+    if not trainer.strategy.reduce_boolean_decision(is_finite, all=True):
+        raise _diverged(trainer, "some weights are not finite numbers")
+
+
+def _diverged(trainer: pl.Trainer, text: str) -> ValueError:
+    return ValueError(
+        f"{text} in epoch {trainer.current_epoch + 1}: training has diverged. Try {gentler_training(trainer)}. "
+        "No checkpoint has that step"
+    )
+
+
+def gentler_training(trainer: pl.Trainer) -> str:
+    """Return what to set where training breaks a network: a wider precision, or a lower rate than the full ones."""
+    if str(trainer.precision) == "16-true":
+        return "--precision 32-true or bf16-mixed, since 16-true has no numbers above 65,504"
+    # a schedule changes `lr`, to 0 after its last step
+    groups = trainer.optimizers[0].param_groups
+    rates = dict.fromkeys(f"{group.get('initial_lr', group['lr']):.3g}" for group in groups)
+    return f"a lower --lr (its full rates: {', '.join(rates)})"

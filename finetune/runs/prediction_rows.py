@@ -1,7 +1,8 @@
 """What a row of predictions has: the class of an image, or its labels if images have several."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import nsmallest
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finetune.system.messages import WrongUsage, shown
 
@@ -10,13 +11,12 @@ if TYPE_CHECKING:  # pages read the separator without torch
 
 UNSURE = "unsure"  # predicted instead of a class that is not probable enough
 DIGITS = 7  # of a probability
+NUM_BEST = 5  # classes in a row of a test with many classes
+MANY_CLASSES = 50  # with more classes, the rows of `test` have only the most probable ones
 _MOST_PRINTED = 4  # classes of a single image, next to the predicted ones
-MANY_CLASSES = 50  # with more classes, the rows of `test` have the five most probable classes only
 _SEPARATORS = (";", "|", "\t")
 
-# Shapes: B images, K classes.
-
-Row = dict[str, Any]
+# Shapes: B images, K classes or labels.
 
 
 def label_separator(class_names: Sequence[str]) -> str:
@@ -25,171 +25,151 @@ def label_separator(class_names: Sequence[str]) -> str:
     return next(unused, _SEPARATORS[0])
 
 
-class ClassRows:
-    """Rows with the predicted class of an image and the probability of each class.
+class Predicted(NamedTuple):
+    """The prediction for an image.
+
+    Attributes:
+        path: Its path.
+        chosen: Index of the predicted class, or indices of the predicted labels.
+        p: Probability of each class or label, K.
+        error: Why it cannot be decoded; "" for nothing.
+    """
+
+    path: str
+    chosen: Sequence[int] = ()
+    p: Sequence[float] = ()
+    error: str = ""
+
+
+def predicted(
+    paths: Sequence[str], probabilities: "Tensor", decided: "Tensor"
+) -> Iterator[Predicted]:
+    """Yield the predictions for images that could be decoded.
 
     Args:
-        names: The classes.
-        split: `predict` or `test`.
+        paths: Their paths, B.
+        probabilities: (B, K).
+        decided: The predicted class of each image (B,), or whether each label is predicted (B, K).
+    """
+    for path, p, own in zip(paths, probabilities.tolist(), decided.tolist(), strict=True):
+        is_class = isinstance(own, int)
+        chosen = [own] if is_class else [k for k, is_chosen in enumerate(own) if is_chosen]
+        yield Predicted(path, chosen, p)
+
+
+class Rows:
+    """The rows of predictions.csv or test_predictions.csv, and what is printed of them.
+
+    With one class an image, a row has the predicted class and the probability of each class. With several labels it
+    has all predicted labels: in `predict` in the column `labels`, so that the file can be read as a table of images,
+    and in `test`, where `labels` has the true ones, in `predicted`.
+
+    Args:
+        names: The classes or labels, K.
+        thresholds: The probability from which an image has a label, K; None with one class an image.
+        is_test: Whether the rows also have the true class or labels.
         top_k: Number of classes in a row; None for all.
         abstain_below: Predict `unsure` if the predicted class is less probable than that.
     """
 
     def __init__(
-        self, names: Sequence[str], split: str, top_k: int | None, abstain_below: float
+        self,
+        names: Sequence[str],
+        thresholds: Sequence[float] | None = None,
+        is_test: bool = False,
+        top_k: int | None = None,
+        abstain_below: float = 0.0,
     ) -> None:
-        if split == "test":
-            top_k = 5 if len(names) > MANY_CLASSES else None
-        elif top_k is not None and top_k > len(names):
+        self.names = names
+        self.thresholds = thresholds
+        self.abstain_below = abstain_below
+        if top_k is not None and top_k > len(names):
             raise WrongUsage(f"--top_k {top_k}: there are only {len(names)} classes")
-        if split != "test" and abstain_below and UNSURE in names:
+        if abstain_below and UNSURE in names:
             raise ValueError(
                 f"--abstain_below would predict {UNSURE}, which is one of the classes: omit it"
             )
-        self.names = names
-        self.top_k = top_k
-        self.abstain_below = abstain_below
-        extra = [f"p_{name}" for name in names]
-        if top_k is not None:
-            extra = [
-                f"{what}_{i}" for i in range(2, top_k + 1) for what in ("class", "probability")
-            ]
-        label = ["label"] if split == "test" else []
-        self.columns = ["path", *label, "class", "probability", *extra, "error"]
-
-    def target(self, target: int) -> Row:
-        """Return the columns of the true class."""
-        return {"label": self.names[target]}
-
-    def predictions(self, probabilities: "Tensor", decided: "Tensor") -> list[Row]:
-        """Return the columns of the prediction for each image.
-
-        Args:
-            probabilities: (B, K).
-            decided: Index of the predicted class of each image (B,).
-        """
-        order = probabilities.argsort(dim=1, descending=True, stable=True).tolist()
-        results = zip(probabilities.tolist(), decided.tolist(), order, strict=True)
-        return [self._row(values, predicted, best) for values, predicted, best in results]
-
-    def _row(self, values: list[float], predicted: int, best: list[int]) -> Row:
-        # With a threshold the predicted class need not be the most probable one. It comes first.
-        best = [predicted, *(k for k in best if k != predicted)]
-        is_sure = values[predicted] >= self.abstain_below
-        row: Row = {
-            "class": self.names[predicted] if is_sure else UNSURE,
-            "probability": round(values[predicted], DIGITS),
-        }
+        if is_test and len(names) > MANY_CLASSES:
+            top_k = NUM_BEST
+        self.top_k = top_k if thresholds is None else None
+        self._separator = label_separator(names)
+        self._true = "label" if thresholds is None else "labels"
+        self._column = "predicted" if is_test else "labels"
+        columns = [self._true] if is_test else []
+        columns += ["class", "probability"] if thresholds is None else [self._column]
         if self.top_k is None:
-            return row | _columns_of(self.names, values)
-        for i in range(2, self.top_k + 1):
-            k = best[i - 1]
-            row |= {f"class_{i}": self.names[k], f"probability_{i}": round(values[k], DIGITS)}
-        return row
-
-    def counted(self, row: Row) -> list[str | None]:
-        """Return what the summary counts of a row: None if the image cannot be decoded."""
-        return [row["class"]]
-
-    def as_text(self, row: Row) -> Row:
-        """Return a row with text and numbers only, for a CSV file."""
-        return row
-
-    def count_text(self, counts: Mapping[str | None, int]) -> str:
-        """Return the counts of all images in words."""
-        return ", ".join(f"{num} {name or 'unreadable'}" for name, num in _most_common(counts))
-
-    def describe(self, row: Row) -> str:
-        """Return the prediction for a single image in words."""
-        probability = f", probability {row['probability']:.4f}" if row["class"] else ""
-        return f"{row['class'] or 'unreadable'}{probability}"
-
-    def others(self, row: Row) -> str:
-        """Return the classes next to the predicted one with their probabilities, the most probable first."""
-        if self.top_k is None:
-            named = {name: row[f"p_{name}"] for name in self.names if name != row["class"]}
-            best = sorted(named.items(), key=lambda item: -item[1])[:_MOST_PRINTED]
+            columns += [f"p_{name}" for name in names]
         else:
-            best = [(row[f"class_{i}"], row[f"probability_{i}"]) for i in range(2, self.top_k + 1)]
-        text = ", ".join(f"{shown(name)} {value:.4f}" for name, value in best)
-        return f"other classes: {text}" if text else ""
+            best = range(2, self.top_k + 1)
+            columns += [f"{what}_{i}" for i in best for what in ("class", "probability")]
+        self.columns = ["path", *columns, "error"]
 
-
-class LabelRows:
-    """Rows with the predicted labels of an image and the probability of each label.
-
-    In `test` the column `labels` has the true labels and `predicted` the predicted ones; in `predict` `labels` has the
-    predicted ones, so that the file can be read as a table of images.
-
-    Args:
-        names: The labels.
-        split: `predict` or `test`.
-        thresholds: The probability from which an image has a label, for each label.
-    """
-
-    def __init__(self, names: Sequence[str], split: str, thresholds: Sequence[float]) -> None:
-        self.names = names
-        self.thresholds = dict(zip(names, thresholds, strict=True))
-        self.separator = label_separator(names)
-        self.column = "predicted" if split == "test" else "labels"
-        labels = ["labels", "predicted"] if split == "test" else ["labels"]
-        self.columns = ["path", *labels, *(f"p_{name}" for name in names), "error"]
-
-    def target(self, target: Sequence[int]) -> Row:
-        """Return the columns of the true labels, from whether the image has each label (K,)."""
-        return {"labels": self._named(target)}
-
-    def predictions(self, probabilities: "Tensor", decided: "Tensor") -> list[Row]:
-        """Return the columns of the prediction for each image.
+    def cells(self, one: Predicted, true: Sequence[int] = ()) -> dict[str, Any]:
+        """Return the cells of a row; a missing one is empty.
 
         Args:
-            probabilities: (B, K).
-            decided: Whether each label is predicted (B, K).
+            one: The prediction.
+            true: In a test the index of the true class, or those of the true labels.
         """
-        return [
-            {self.column: self._named(chosen)} | _columns_of(self.names, values)
-            for values, chosen in zip(probabilities.tolist(), decided.tolist(), strict=True)
-        ]
+        row: dict[str, Any] = {"path": one.path, "error": one.error}
+        row[self._true] = self._joined(self.names[k] for k in true)
+        if one.error:
+            return row
+        p = [round(value, DIGITS) for value in one.p]
+        if self.thresholds is None:
+            row |= {"class": self.predictions(one)[0], "probability": p[one.chosen[0]]}
+        else:
+            row[self._column] = self._joined(self.predictions(one))
+        if self.top_k is None:
+            return row | {f"p_{name}": value for name, value in zip(self.names, p, strict=True)}
+        for i, k in enumerate(self._best(one, self.top_k)[1:], 2):
+            row |= {f"class_{i}": self.names[k], f"probability_{i}": p[k]}
+        return row
 
-    def _named(self, chosen: Sequence[int]) -> list[str]:
-        return [name for name, is_chosen in zip(self.names, chosen, strict=True) if is_chosen]
+    def _joined(self, names: Iterator[str] | Sequence[str]) -> str:
+        return self._separator.join(names)
 
-    def counted(self, row: Row) -> list[str | None]:
-        """Return what the summary counts of a row: its labels, "" for none; None if the image cannot be decoded."""
-        if row["error"] is not None:
-            return [None]
-        return row[self.column] or [""]
+    def _best(self, one: Predicted, num: int) -> list[int]:
+        """Return the predicted class, and then the most probable other ones, `num` in all.
 
-    def as_text(self, row: Row) -> Row:
-        """Return a row with text and numbers only, for a CSV file."""
-        lists = {name: row[name] for name in ("labels", "predicted") if row.get(name) is not None}
-        return row | {name: self.separator.join(labels) for name, labels in lists.items()}
+        With a threshold the predicted class need not be the most probable one.
+        """
+        return nsmallest(num, range(len(one.p)), key=lambda k: (k not in one.chosen, -one.p[k]))
+
+    def predictions(self, one: Predicted) -> list[str]:
+        """Return the predicted class, which may be `unsure`, or the predicted labels."""
+        if self.thresholds is None and one.p[one.chosen[0]] < self.abstain_below:
+            return [UNSURE]
+        return [self.names[k] for k in one.chosen]
+
+    def counted(self, one: Predicted) -> list[str | None]:
+        """Return what the summary counts of an image: None if it cannot be decoded, "" if it has no label."""
+        return [None] if one.error else [*self.predictions(one)] or [""]
 
     def count_text(self, counts: Mapping[str | None, int]) -> str:
         """Return the counts of all images in words. An image counts for each of its labels."""
         words = {None: "unreadable", "": "without labels"}
-        return ", ".join(f"{num} {words.get(name, name)}" for name, num in _most_common(counts))
+        most_first = sorted(counts.items(), key=lambda item: -item[1])
+        return ", ".join(f"{num} {words.get(name, name)}" for name, num in most_first)
 
-    def describe(self, row: Row) -> str:
+    def describe(self, one: Predicted) -> str:
         """Return the prediction for a single image in words."""
-        if row["error"] is not None:
+        if one.error:
             return "unreadable"
-        return ", ".join(self._with_threshold(row, name) for name in row["labels"]) or "no label"
+        if self.thresholds is None:
+            return f"{self.predictions(one)[0]}, probability {one.p[one.chosen[0]]:.4f}"
+        return self._with_values(one, one.chosen) or "no label"
 
-    def others(self, row: Row) -> str:
-        """Return the labels that are not predicted with their probabilities, the most probable first."""
-        rest = [name for name in self.names if name not in row["labels"]]
-        best = sorted(rest, key=lambda name: -row[f"p_{name}"])[:_MOST_PRINTED]
-        text = ", ".join(self._with_threshold(row, name) for name in best)
-        return f"not predicted: {text}" if text else ""
+    def others(self, one: Predicted) -> str:
+        """Return the most probable of the classes that are not predicted, with their probabilities."""
+        most = _MOST_PRINTED if self.top_k is None else self.top_k - 1
+        best = self._best(one, len(one.chosen) + most)[len(one.chosen) :]
+        what = "other classes" if self.thresholds is None else "not predicted"
+        return f"{what}: {self._with_values(one, best)}" if best else ""
 
-    def _with_threshold(self, row: Row, name: str) -> str:
-        return f"{shown(name)} {row[f'p_{name}']:.4f} (threshold {self.thresholds[name]:.4f})"
-
-
-def _columns_of(names: Sequence[str], values: Sequence[float]) -> Row:
-    return {f"p_{name}": round(value, DIGITS) for name, value in zip(names, values, strict=True)}
-
-
-def _most_common(counts: Mapping[str | None, int]) -> list[tuple[str | None, int]]:
-    return sorted(counts.items(), key=lambda item: -item[1])
+    def _with_values(self, one: Predicted, chosen: Sequence[int]) -> str:
+        texts = [f"{shown(self.names[k])} {one.p[k]:.4f}" for k in chosen]
+        if self.thresholds is not None:
+            ends = (f" (threshold {self.thresholds[k]:.4f})" for k in chosen)
+            texts = [f"{text}{end}" for text, end in zip(texts, ends, strict=True)]
+        return ", ".join(texts)

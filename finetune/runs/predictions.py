@@ -9,7 +9,7 @@ import io
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from heapq import merge
 from operator import itemgetter
@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from finetune.data.samples import Samples
 from finetune.runs.folder import Run
-from finetune.runs.prediction_rows import ClassRows, LabelRows, Row
+from finetune.runs.prediction_rows import Predicted, Rows, predicted
 from finetune.system.files import (
     append_files,
     check_target,
@@ -41,17 +41,11 @@ _ROWS_AT_ONCE = 1024
 
 
 class _OfRank(NamedTuple):
-    """What rank 0 needs of another rank at the end.
-
-    Attributes:
-        counts: Counts of the predicted classes or labels.
-        num_rows: Number of rows.
-        last: Its last row; empty if it has none.
-    """
+    """What rank 0 needs of a rank at the end: its counts of predictions, its number of rows, and its last row."""
 
     counts: Counter[str | None]
     num_rows: int
-    last: list[dict[str, Any]]
+    last: Predicted | None
 
 
 class PredictionWriter(pl.Callback):
@@ -86,9 +80,7 @@ class PredictionWriter(pl.Callback):
         self.output = output
         self.top_k = top_k
         self.abstain_below = abstain_below or 0.0
-        self.counts: Counter[str | None] = Counter()
-        self.num_rows = 0
-        self._last: list[dict[str, Any]] = []  # the last row of this process, if there is one
+        self._own = _OfRank(Counter(), 0, None)
         self._part: IO[str] | None = None
         self._has_begun = False
 
@@ -113,21 +105,27 @@ class PredictionWriter(pl.Callback):
                     raise WrongUsage(
                         f"--{name} is for one class per image, and this network predicts several labels"
                     )
-        self._row_format = _format(pl_module, "predict", self.top_k, self.abstain_below)
+        self._rows = Rows(
+            pl_module.class_names,
+            _thresholds(pl_module),
+            top_k=self.top_k,
+            abstain_below=self.abstain_below,
+        )
         if trainer.is_global_zero:
             num = len(trainer.datamodule.splits["predict"])  # type: ignore[attr-defined]
             log.info("predicting %s", counted(num, "image"))
-        self._begin(trainer)
-
-    def _begin(self, trainer: pl.Trainer) -> None:
         # Two runs that write the same target must not share part files.
         token = [os.urandom(4).hex()]
         if trainer.world_size > 1:
             dist.broadcast_object_list(token)
         self._token = token[0]
-        if not self.is_written:
-            self._part = io.StringIO(newline="")
-            return
+        self._part = self._begin(trainer) if self.is_written else io.StringIO(newline="")
+        self._csv = _csv_writer(self._part, self._rows)
+        if trainer.is_global_zero:
+            self._csv.writeheader()
+
+    def _begin(self, trainer: pl.Trainer) -> IO[str]:
+        """Create the part file of this rank, and return it opened."""
         if trainer.is_global_zero:
             remove_dead(self.place.parent.glob(f".{glob.escape(self.place.name)}.????????.part*"))
         self.place.parent.mkdir(parents=True, exist_ok=True)
@@ -135,36 +133,40 @@ class PredictionWriter(pl.Callback):
         self._has_begun = True
         part = self._part_path(trainer.global_rank)
         create_part(part, self.place)
-        self._part = part.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8)
-        if trainer.is_global_zero:
-            _write_header(self._part, self._row_format.columns)
+        return part.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8)
 
     def on_predict_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any
     ) -> None:
-        assert self._part is not None
         samples = trainer.datamodule.splits["predict"]  # type: ignore[attr-defined]
-        rows = list(_rows(self._row_format, outputs, samples))
-        for row in rows:
-            self.counts.update(self._row_format.counted(row))
-        self.num_rows += len(rows)
-        self._last = rows[-1:] or self._last
-        if not self.is_written:
-            return
-        with self._keep_part_on_error(trainer):
-            _write_rows(self._part, self._row_format, rows)
+        indices = outputs["index"].tolist()
+        paths = [samples.paths[i] for i in indices]
+        results = predicted(paths, outputs["probabilities"].cpu(), outputs["class"].cpu())
+        of_batch = dict(zip(indices, results, strict=True))
+        for i, error in outputs["bad"]:
+            of_batch[i] = Predicted(samples.paths[i], error=error)
+        in_order = [of_batch[i] for i in sorted(of_batch)]
+        counts, num_rows, last = self._own
+        for one in in_order:
+            counts.update(self._rows.counted(one))
+            last = one
+        self._own = _OfRank(counts, num_rows + len(in_order), last)
+        if self.is_written:
+            with self._keep_part_on_error(trainer):
+                self._csv.writerows(map(self._rows.cells, in_order))
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert self._part is not None
         with self._keep_part_on_error(trainer):
             self._part.close()
         self._part = None
-        own = _OfRank(self.counts, self.num_rows, self._last)
-        of_ranks = [own] * trainer.world_size
+        of_ranks = [self._own] * trainer.world_size
         if trainer.world_size > 1:
             # This is also a barrier: afterwards all parts are complete.
-            dist.all_gather_object(of_ranks, own)
-        if trainer.is_global_zero and self.is_written:
+            dist.all_gather_object(of_ranks, self._own)
+        if not trainer.is_global_zero:
+            return
+        if self.is_written:
             others = range(1, trainer.world_size)
             with self._keep_part_on_error(trainer, *others):
                 parts = [self._part_path(rank) for rank in (0, *others)]
@@ -172,11 +174,9 @@ class PredictionWriter(pl.Callback):
                 put_in_place(parts[0], self.target)
                 for path in parts:
                     path.unlink(missing_ok=True)
-        if trainer.is_global_zero:
-            counts = sum((rank.counts for rank in of_ranks), Counter[str | None]())
-            num_rows = sum(rank.num_rows for rank in of_ranks)
-            last_rows = [row for rank in of_ranks for row in rank.last]
-            self._print_summary(counts, num_rows, last_rows[-1])
+        counts = sum((rank.counts for rank in of_ranks), Counter[str | None]())
+        last = [rank.last for rank in of_ranks if rank.last is not None]
+        self._print_summary(counts, sum(rank.num_rows for rank in of_ranks), last[-1])
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
         if self._part is not None:
@@ -200,17 +200,15 @@ class PredictionWriter(pl.Callback):
             message = f"{self.target} could not be written: {error.strerror or error}"
             raise OSError(f"{message}; the rows so far are in {parts}") from error
 
-    def _print_summary(
-        self, counts: Counter[str | None], num_rows: int, row: dict[str, Any]
-    ) -> None:
-        if num_rows == 1:  # `row` is the row of this image
-            print(f"{shown(row['path'])}: {self._row_format.describe(row)}")
+    def _print_summary(self, counts: Counter[str | None], num_rows: int, last: Predicted) -> None:
+        if num_rows == 1:
+            print(f"{shown(last.path)}: {self._rows.describe(last)}")
         else:
-            print(f"{num_rows:,} images: {self._row_format.count_text(counts)}")
-        if not self.is_written:
-            if row["error"] is not None:
-                raise ValueError(f"the image cannot be read: {row['error']}")
-            if others := self._row_format.others(row):
+            print(f"{num_rows:,} images: {self._rows.count_text(counts)}")
+        if not self.is_written:  # a single image
+            if last.error:
+                raise ValueError(f"the image cannot be read: {last.error}")
+            if others := self._rows.others(last):
                 print(others, flush=True)
             return
         print(f"predictions in {self.target}", flush=True)
@@ -236,66 +234,43 @@ class AnswersWriter(pl.Callback):
     def on_test_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero:
             return
-        samples = trainer.datamodule.splits["test"]  # type: ignore[attr-defined]
-        row_format = _format(pl_module, "test")
+        samples: Samples = trainer.datamodule.splits["test"]  # type: ignore[attr-defined]
+        rows = Rows(pl_module.class_names, _thresholds(pl_module), is_test=True)
         path = self.run.file(FILES["test"])
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
             replacing(path) as temporary,
             temporary.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8) as file,
         ):
-            _write_header(file, row_format.columns)
-            _write_rows(file, row_format, _test_rows(row_format, pl_module, samples))
+            writer = _csv_writer(file, rows)
+            writer.writeheader()
+            bad = ((i, Predicted(samples.paths[i], error=e)) for i, e in pl_module.outputs.bad)
+            good = _tested(pl_module, samples)
+            for i, one in merge(good, bad, key=itemgetter(0)):
+                target: Any = samples.targets[i]
+                several = rows.thresholds is not None
+                true = [k for k, is_true in enumerate(target) if is_true] if several else [target]
+                writer.writerow(rows.cells(one, true))
 
 
-def _test_rows(row_format: ClassRows | LabelRows, module: Any, samples: Samples) -> Iterator[Row]:
-    """Yield the rows of a test, in the order of the images, from the outputs that were measured."""
-    outputs = module.outputs
-
-    def good() -> Iterator[tuple[int, Row]]:
-        parts = (column.split(_ROWS_AT_ONCE) for column in (outputs.index, outputs.logits))
-        for index, logits in zip(*parts, strict=True):
-            p = module.calibration.probabilities(logits)
-            results = row_format.predictions(p, module.calibration.decide(p))
-            yield from zip(index.tolist(), results, strict=True)
-
-    bad = ((index, {"error": error}) for index, error in outputs.bad)
-    for index, row in merge(good(), bad, key=itemgetter(0)):
-        true = row_format.target(samples.targets[index])  # type: ignore[arg-type]
-        yield (dict.fromkeys(row_format.columns) | {"path": samples.paths[index]} | true | row)
+def _tested(module: Any, samples: Samples) -> Iterator[tuple[int, Predicted]]:
+    """Yield the indices of the test images that were measured, and the predictions for them."""
+    columns = (module.outputs.index, module.outputs.logits)
+    for index, logits in zip(*(column.split(_ROWS_AT_ONCE) for column in columns), strict=True):
+        p = module.calibration.probabilities(logits)
+        paths = [samples.paths[i] for i in index.tolist()]
+        results = predicted(paths, p, module.calibration.decide(p))
+        yield from zip(index.tolist(), results, strict=True)
 
 
-def _rows(
-    row_format: ClassRows | LabelRows, outputs: dict[str, Any], samples: Samples
-) -> Iterator[Row]:
-    """Yield the rows of a batch of `predict`, in the order of the input."""
-    results = row_format.predictions(outputs["probabilities"].cpu(), outputs["class"].cpu())
-    good = dict(zip(outputs["index"].tolist(), results, strict=True))
-    errors = dict(outputs["bad"])
-    for index in sorted([*good, *errors]):
-        row = dict.fromkeys(row_format.columns) | {"path": samples.paths[index]}
-        yield row | ({"error": errors[index]} if index in errors else good[index])
-
-
-def _format(
-    module: Any, split: str, top_k: int | None = None, abstain_below: float = 0.0
-) -> ClassRows | LabelRows:
-    """Return how the rows of a network are written."""
+def _thresholds(module: Any) -> list[float] | None:
+    """Return the threshold of each label; None for a network that predicts one class an image."""
     if module.task.label_kind == "single":
-        return ClassRows(module.class_names, split, top_k, abstain_below)
-    return LabelRows(module.class_names, split, module.calibration.thresholds)
+        return None
+    return list(module.calibration.thresholds)
 
 
-def _write_header(file: IO[str], columns: Sequence[str]) -> None:
-    file.write(",".join(map(_quoted, columns)) + "\n")
-
-
-def _write_rows(file: IO[str], row_format: ClassRows | LabelRows, rows: Iterable[Row]) -> None:
+def _csv_writer(file: IO[str], rows: Rows) -> "csv.DictWriter[str]":
     # csv quotes a field with a carriage return only if rows also end in one. The lambda removes that.
     lines: Any = SimpleNamespace(write=lambda row: file.write(f"{row[:-2]}\n"))
-    writer = csv.DictWriter(lines, row_format.columns, lineterminator="\r\n")
-    writer.writerows(map(row_format.as_text, rows))
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"' if set(name) & set(',"\n') else name
+    return csv.DictWriter(lines, rows.columns, lineterminator="\r\n", extrasaction="ignore")

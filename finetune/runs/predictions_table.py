@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.runs.prediction_rows import MANY_CLASSES, label_separator
+from finetune.runs.prediction_rows import MANY_CLASSES, NUM_BEST, label_separator
 
 # Shapes: N images that could be decoded, K classes or labels.
 
 _LARGEST = 1 + 1e-6  # probability, with rounding
-_NUM_BEST = 5  # classes in a row, if they are many
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def _probabilities(
     """Return the probabilities, (N, K)."""
     if _has_best_only(len(place), is_single):
         p = np.zeros((len(rows), len(place)))
-        for end in ("", *(f"_{i}" for i in range(2, _NUM_BEST + 1))):
+        for end in ("", *(f"_{i}" for i in range(2, NUM_BEST + 1))):
             of_images = [place[row[f"class{end}"]] for row in rows]
             p[np.arange(len(rows)), of_images] = [float(row[f"probability{end}"]) for row in rows]
     else:

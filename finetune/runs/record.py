@@ -4,7 +4,6 @@ import csv
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ from typing import Any
 import yaml
 from msgspec import structs
 
+from finetune.data.addresses import is_address
 from finetune.runs.best_epoch import MONITORS
 from finetune.runs.headline import NO_RESULT
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.predictions_table import Predictions
 from finetune.runs.result_file import read_result
-from finetune.runs.run_dir import RunDir
+from finetune.runs.run_dir import RunDir, reading
 
 
 @dataclass(frozen=True)
@@ -31,32 +31,24 @@ class RunRecord(RunDir):
     def config_text(self) -> str:
         """The text of config.yaml; "" if the run was killed before it was written."""
         path = self.path / "config.yaml"
-        try:
-            return path.read_text("utf-8")
-        except FileNotFoundError:
-            return ""
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
+        with reading(path):
+            return path.read_text("utf-8") if path.exists() else ""
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """The content of config.yaml."""
-        try:
+        with reading(self.path / "config.yaml", yaml.YAMLError):
             config = yaml.safe_load(self.config_text)
-        except yaml.YAMLError as error:
-            raise ValueError(f"{self.path / 'config.yaml'} is damaged: {error}") from error
         return config if isinstance(config, dict) else {}
 
     @cached_property
     def metrics(self) -> list[dict[str, str]]:
         """The rows of steps.csv."""
         path = self.path / "steps.csv"
-        try:
+        with reading(path, csv.Error):
             rows = read_metrics(path)
             for value in {value for row in rows for value in row.values() if value}:
                 float(value)
-        except (TypeError, ValueError, csv.Error) as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
         return rows
 
     @cached_property
@@ -97,6 +89,32 @@ class RunRecord(RunDir):
     def begun_in(self) -> str:
         """The working directory of the run, to which its paths may be relative."""
         return self.facts.folder or str(self.result.get("folder") or os.getcwd())
+
+    def absolute(self, path: str) -> str:
+        """Return the absolute path of a path that may be relative to the run's working directory; or an address."""
+        return path if is_address(path) else os.path.abspath(os.path.join(self.begun_in, path))
+
+    @property
+    def data_folder(self) -> str:
+        """The absolute path or the address of the folder of the images."""
+        root = self.setting("data", "init_args", "root")
+        table = self.setting("data", "init_args", "table")
+        if isinstance(root, str):
+            return self.absolute(root.rstrip("/"))
+        is_table = isinstance(table, str)
+        return self.absolute(os.path.dirname(table) if is_table else self.facts.root or "")
+
+    @property
+    def tested_names(self) -> list[str]:
+        """The paths of the test images below the data folder; that of an image elsewhere is absolute.
+
+        A data folder that was moved or copied has images of the same names.
+        """
+        # of an archive or a dataset of the hub, in the cache
+        folder = self.result.get("image_folder")
+        prefix = os.path.join(self.absolute(folder) if folder else self.data_folder, "")
+        paths = self.predictions.paths if self.predictions else []
+        return [self.absolute(path).removeprefix(prefix) for path in paths]
 
     @property
     def has_labels(self) -> bool:
@@ -147,11 +165,8 @@ class RunRecord(RunDir):
     @property
     def date(self) -> str:
         """When the run began, `2026-01-31 14:05` in local time; "" if that is unknown."""
-        try:
-            began = datetime.fromisoformat(self.facts.began).astimezone()
-        except ValueError:
-            return ""
-        return began.strftime("%Y-%m-%d %H:%M")
+        began = self.facts.began
+        return "" if began is None else began.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def read_run(path: Path) -> RunRecord:

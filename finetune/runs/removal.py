@@ -8,6 +8,7 @@ from pathlib import Path
 
 from finetune.runs.run_dir import RECORD, RunDir, is_fit
 from finetune.runs.run_lock import LOCK, check_free, holding
+from finetune.runs.run_table import size_of
 from finetune.system.messages import NotFound, WrongUsage
 
 # What training writes next to the weights, and only resuming reads.
@@ -101,7 +102,7 @@ def drop_last(run: RunDir) -> int:
     others = [run.checkpoint("last"), run.checkpoint("start")]
     if not run.has("best"):
         return 0
-    before = _size([best, *others])
+    before = size_of([best, *others])
     with holding(run.path):
         checkpoint = read_checkpoint(best)
         kept = {name: part for name, part in checkpoint.items() if name not in _TRAINING_STATE}
@@ -109,10 +110,4 @@ def drop_last(run: RunDir) -> int:
             AtomicCheckpointIO().save_checkpoint(kept, best)
         for other in others:
             other.unlink(missing_ok=True)
-    return before - _size([best])
-
-
-def _size(files: list[Path]) -> int:
-    """Return the bytes of those files that exist; one with two names counts once."""
-    statuses = [file.stat() for file in files if file.is_file()]
-    return sum({(s.st_dev, s.st_ino): s.st_size for s in statuses}.values())
+    return before - size_of([best])

@@ -10,8 +10,8 @@ import numpy as np
 
 from finetune.runs.facts import Corrections
 from finetune.runs.headline import Count, Share
+from finetune.runs.run_dir import reading
 from finetune.system.files import replace_text
-from finetune.system.messages import reason
 
 MAX_DENSE = 100  # classes whose matrices are written as they are
 # Matrices (K, K), and the name of their cells: rows of the true class, the other class and the number of images.
@@ -73,15 +73,13 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: The file is damaged.
     """
-    try:
+    if not path.exists():
+        return {}
+    with reading(path):
         result = _checked(json.loads(path.read_text("utf-8")))
         if "test_folder" in result:
             names = {"class_names": result["class_names"]}
             result["test_folder"] = _checked(names | result["test_folder"])
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (LookupError, TypeError, ValueError, OSError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {reason(error)}") from error
     return result
 
 

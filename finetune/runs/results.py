@@ -109,15 +109,17 @@ class Skipped(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._list(trainer)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self._report(trainer)
+    def _report(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if trainer.state.fn == "fit" and trainer.validating:
+            return
+        num = self._list(trainer)
+        if num and trainer.is_global_zero:
+            verb = "was" if num == 1 else "were"
+            images = f"{counted(num, 'image')} could not be decoded and {verb} skipped"
+            print(f"{images}: see {self.run.file('skipped.txt')}", flush=True)
+        self.errors.clear()
 
-    def on_test_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self._report(trainer)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        if trainer.state.fn == "validate":
-            self._report(trainer)
+    on_train_end = on_test_end = on_validation_end = _report
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
         # Without a collective call: the other ranks may have failed.
@@ -127,31 +129,22 @@ class Skipped(pl.Callback):
             except OSError as error:  # must not hide the exception, nor stop other callbacks
                 log.warning("skipped.txt is incomplete: %s", error)
 
-    def _report(self, trainer: pl.Trainer) -> None:
-        num = self._list(trainer)
-        if num and trainer.is_global_zero:
-            verb = "was" if num == 1 else "were"
-            images = f"{counted(num, 'image')} could not be decoded and {verb} skipped"
-            print(f"{images}: see {self.run.file('skipped.txt')}", flush=True)
-        self.errors.clear()
-
     def _list(self, trainer: pl.Trainer) -> int:
         of_ranks = [self.errors] * trainer.world_size
         if trainer.world_size > 1:
             dist.all_gather_object(of_ranks, self.errors)
-        paths = set().union(*of_ranks)
+        errors = set().union(*of_ranks)
         if trainer.is_global_zero:
             scanned = getattr(trainer.datamodule, "scanned", None)  # type: ignore[attr-defined]
-            rows = [] if scanned is None else [fault.line() for fault in scanned.faults]
-            self._write(paths | set(rows))
-        return len(paths)
+            faults = () if scanned is None else scanned.faults
+            self._write(errors | {fault.line() for fault in faults})
+        return len(errors)
 
-    def _write(self, paths: set[str]) -> None:
-        if paths:
-            path = self.run.file("skipped.txt")
-            own_bytes = "surrogateescape"  # of file names that are not UTF-8
-            # a run that was resumed has listed some before
-            listed = (
-                set(path.read_text("utf-8", own_bytes).splitlines()) if path.exists() else set()
-            )
-            replace_text(path, "".join(f"{line}\n" for line in sorted(paths | listed)), own_bytes)
+    def _write(self, lines: set[str]) -> None:
+        if not lines:
+            return
+        path = self.run.file("skipped.txt")
+        own_bytes = "surrogateescape"  # of file names that are not UTF-8
+        if path.exists():  # a run that was resumed has listed some before
+            lines = lines | set(path.read_text("utf-8", own_bytes).splitlines())
+        replace_text(path, "".join(f"{line}\n" for line in sorted(lines)), own_bytes)

@@ -1,12 +1,13 @@
 """The folder of a run and `run.json`, its record. Nothing here imports torch or reads a checkpoint."""
 
-import datetime
 import json
 import os
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -157,19 +158,34 @@ class RunDir:
     @property
     def began(self) -> float:
         """When it began, in seconds since 1970; for a damaged record the time of the file."""
+        began = None if self.damage else self.facts.began
+        if began is not None:
+            return began.timestamp()
         try:
-            return datetime.datetime.fromisoformat(self.facts.began).timestamp()
-        except ValueError:
-            record = self.path / RECORD
-        try:
-            return record.stat().st_mtime
+            return (self.path / RECORD).stat().st_mtime
         except OSError:  # another process has deleted the run
             return 0.0
 
 
-def now() -> str:
-    """Return the current time as run.json has it."""
-    return datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
+@contextmanager
+def reading(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Raise a ValueError that names a file of a run if an error within the context shows that it is damaged.
+
+    Args:
+        path: The file, which exists.
+        errors: Errors of the parser that are not among Python's own.
+    """
+    own = (LookupError, TypeError, ValueError, OSError, RecursionError)
+    kinds: tuple[type[Exception], ...] = (*own, *errors)
+    try:
+        yield
+    except kinds as error:
+        raise ValueError(f"{path} is damaged: {reason(error)}") from error
+
+
+def now() -> datetime:
+    """Return the current time, with the local time zone, for run.json."""
+    return datetime.now().astimezone()
 
 
 def is_numbered(name: str) -> bool:

@@ -43,17 +43,11 @@ _Objects = Mapping[str, str | None]  # the ETags of the objects of a run, by nam
 
 
 class _Sent(NamedTuple):
-    """The state of a file when it was last pushed or pulled: its object then had the same content.
+    """The state of a file when it was last pushed or pulled: its object then had the same content."""
 
-    Attributes:
-        changed: The time of its last change, in ns; -1 while it is being pushed.
-        size: Bytes.
-        e_tag: The ETag of the object; None if it is unknown.
-    """
-
-    changed: int
-    size: int
-    e_tag: str | None
+    changed: int  # time of its last change, in ns; -1 while it is being pushed
+    size: int  # bytes
+    e_tag: str | None  # of the object, if it is known
 
 
 @dataclass
@@ -94,16 +88,10 @@ class _Record:
 
 
 class _File(NamedTuple):
-    """A file as it was when `push` was called.
+    """A file as it was when `push` was called."""
 
-    Attributes:
-        name: Its name in the run.
-        content: Its content; for a large file the open file.
-        status: Its size, times and inode.
-    """
-
-    name: str
-    content: bytes | BinaryIO
+    name: str  # in the run
+    content: bytes | BinaryIO  # of a large file the open file
     status: os.stat_result
 
 
@@ -112,21 +100,28 @@ class _ContinuedElsewhere(StorageError):
 
 
 class Sync:
-    """The way of a run that this process writes to object storage. Only rank 0 has one.
+    """The way of a run that this process writes to object storage. Nothing of a local run is moved.
 
     Args:
-        run: The local copy of the run.
+        run: The folder of the run; None as long as there is none.
     """
 
-    def __init__(self, run: Path) -> None:
-        self.run = run
-        self.address = _address(run)
-        self._record = _Record.read(run)
+    def __init__(self, run: Path | None) -> None:
+        self.address = None if run is None else address_of(run)
+        self.run = run or Path()
+        self._record = _Record() if self.address is None else _Record.read(self.run)
         self._pushing: Future[None] | None = None
         self._has_failed = False
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the run is in object storage."""
+        return self.address is not None
+
     def claim(self) -> bool:
         """Reserve the run for this process; return False if another process has begun a run with this name."""
+        if not self.is_active:
+            return True
         e_tag = bucket.create(f"{self.address}/{_LOCK}", _token())
         if e_tag is not None:
             self._own(e_tag)
@@ -154,7 +149,7 @@ class Sync:
         Raises:
             StorageError: A push has failed.
         """
-        if self._has_failed:
+        if self._has_failed or not self.is_active:
             return
         self.wait()
         removed = self._record.files.keys() - dict(_files_of(self.run)).keys()
@@ -170,6 +165,15 @@ class Sync:
         """
         if self._pushing is not None and self._pushing.done():
             self.wait()
+
+    def finish(self) -> None:
+        """Push the changes, and wait until they have arrived.
+
+        Raises:
+            StorageError: A push has failed.
+        """
+        self.push()
+        self.wait()
 
     def wait(self) -> None:
         """Wait for the end of the push.
@@ -197,6 +201,8 @@ class Sync:
 
     def withdraw(self) -> None:
         """Delete the objects of a run without a result, unless another process has continued it."""
+        if not self.is_active:
+            return
         with suppress(StorageError):
             self.wait()
         with suppress(StorageError):
@@ -314,7 +320,7 @@ def pull_run(run: Path) -> None:
         # if this process is killed, the next one must not take the copy for complete
         if record.lock is not None:
             _Record(None, record.files).write(run)
-        record = _pull_all(address, objects, filter(_is_name, objects), run)
+        record = _pull(address, objects, filter(_is_name, objects), run, is_complete=True)
         if objects:
             _Record(lock, record.files).write(run)
 
@@ -358,7 +364,7 @@ def pull_results(address: str) -> Path:
     folder = download_place(run)
     names = [name for name in objects if _is_name(name) and name not in _ONLY_FOR_RESUMING]
     with _alone(folder):
-        _pull_all(run, objects, names, folder)
+        _pull(run, objects, names, folder, is_complete=True)
     return folder
 
 
@@ -428,18 +434,13 @@ def _is_name(name: str) -> bool:
     return bool(parts) and not any(part.startswith((".", "/")) or "\\" in part for part in parts)
 
 
-def _pull_all(address: str, objects: _Objects, names: Iterable[str], folder: Path) -> _Record:
-    """Do as `_pull`, and delete the files whose objects are gone."""
-    names = list(names)
-    record = _pull(address, objects, names, folder)
-    for name in record.files.keys() - set(names):
-        (folder / name).unlink(missing_ok=True)
-        del record.files[name]
-    record.write(folder)
-    return record
-
-
-def _pull(address: str, objects: _Objects, names: Iterable[str], folder: Path) -> _Record:
+def _pull(
+    address: str,
+    objects: _Objects,
+    names: Iterable[str],
+    folder: Path,
+    is_complete: bool = False,
+) -> _Record:
     """Download objects of a run that are not cached, and return the record, which is also written.
 
     Args:
@@ -447,10 +448,12 @@ def _pull(address: str, objects: _Objects, names: Iterable[str], folder: Path) -
         objects: Its objects.
         names: The objects to download.
         folder: The folder for their files.
+        is_complete: Whether these are all: other files are deleted if they were pushed or pulled before.
     """
     record = _Record.read(folder)
     # last.ckpt last, as in a push: a killed download leaves no new last.ckpt without the files that it needs
-    for name in sorted(names, key=lambda name: name == _LAST):
+    names = sorted(names, key=lambda name: name == _LAST)
+    for name in names:
         path = folder / name
         e_tag = objects[name]
         is_known = name in record.files and record.files[name].e_tag == e_tag
@@ -461,4 +464,8 @@ def _pull(address: str, objects: _Objects, names: Iterable[str], folder: Path) -
             bucket.download(f"{address}/{name}", e_tag, temporary)
         record.add(name, path.stat(), e_tag)
         record.write(folder)
+    for name in record.files.keys() - set(names) if is_complete else ():
+        (folder / name).unlink(missing_ok=True)
+        del record.files[name]
+    record.write(folder)
     return record

@@ -44,7 +44,7 @@ def check_finite_rows(
 def check_evaluated(probabilities: Tensor, indices: Tensor, trainer: Any) -> None:
     """Check in `validate`, `test` and `predict` that all probabilities of a batch are finite.
 
-    In `fit` the loss is checked instead (`finetune.runs.divergence`).
+    In `fit` the loss is checked instead (`finetune.runs.model_checkpoint`).
 
     Args:
         probabilities: (B, K).

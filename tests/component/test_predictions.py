@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from finetune.data.targets import ClassIndex, MultiHot
 from finetune.runs import predictions
 from finetune.runs.folder import Run
-from finetune.runs.prediction_rows import ClassRows
+from finetune.runs.prediction_rows import Rows, predicted
 from finetune.runs.predictions import AnswersWriter, PredictionWriter
 from finetune.runs.predictions_table import Predictions
 from finetune.training.calibration import Calibration
@@ -207,7 +207,8 @@ def test_test_predictions_of_very_many_classes_have_the_best_five(tmp_path):
 @given(top_k=st.integers(1, 4), values=st.lists(st.integers(0, 3), min_size=4, max_size=4))
 def test_top_k_has_the_most_probable_classes_best_first(top_k, values):
     p = torch.tensor([values], dtype=torch.float64) / 10
-    (row,) = ClassRows(NAMES, "predict", top_k, 0.0).predictions(p, p.argmax(1))
+    (one,) = predicted(["x.png"], p, p.argmax(1))
+    row = Rows(NAMES, top_k=top_k).cells(one)
     # of equal ones the first
     best = sorted(zip(p[0].tolist(), NAMES, strict=True), key=lambda pair: -pair[0])[:top_k]
     keys = [("probability", "class")]
@@ -220,9 +221,11 @@ def test_abstain_below_says_unsure_and_keeps_the_numbers(limit, top_k):
     p = drawn(9)
     decided = p.argmax(1)
     decided[0] = 2  # as a threshold may say
-    sure = ClassRows(NAMES, "predict", top_k, 0.0).predictions(p, decided)
-    rows = ClassRows(NAMES, "predict", top_k, limit).predictions(p, decided)
-    for i, (row, other) in enumerate(zip(rows, sure, strict=True)):
+    sure = Rows(NAMES, top_k=top_k)
+    rows = Rows(NAMES, top_k=top_k, abstain_below=limit)
+    for i, one in enumerate(predicted([f"{i}.png" for i in range(9)], p, decided)):
+        row = rows.cells(one)
+        other = sure.cells(one)
         is_unsure = float(p[i, decided[i]]) < limit
         assert row == (other | {"class": "unsure"} if is_unsure else other)
         assert other["class"] == NAMES[int(decided[i])]

@@ -112,7 +112,7 @@ def test_a_record_is_merged_and_a_failed_write_leaves_the_earlier_one(tmp_path):
     "text",
     [
         *("", "[]", "{", "[" * 2_000, '{"epochs": "two"}', '{"seconds": {"training": -5}}'),
-        *('{"test": {"value": 7}}', '{"identity": {"folds": "x"}}', '{"began": 5}'),
+        *('{"test": {"value": 7}}', '{"identity": {"folds": "x"}}', '{"began": "today"}'),
         *('{"identity": {"folds": 1000000000}}', '{"seconds": {"training": Infinity}}'),
         *('{"corrections": {"x": 1}}', '{"first_look": ["x"]}', '{"backbone_ranking": {}}'),
         *('{"splits": {"train": {"counts": {"a": "x"}}}}', '{"splits": {"train": {}}}'),
@@ -129,7 +129,7 @@ def test_a_damaged_record_is_named_and_never_overwritten(tmp_path, text):
 
 
 def test_threads_change_a_record_one_after_another(tmp_path):
-    names = ["kind", "command", "began", "ended", "folder", "data", "root", "network"]
+    names = ["kind", "command", "ended", "folder", "data", "root", "network", "fingerprint"]
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda name: RunDir(tmp_path).update(**{name: name}), names))
     facts = RunDir(tmp_path).facts
@@ -139,7 +139,7 @@ def test_threads_change_a_record_one_after_another(tmp_path):
 # Runs that are found
 
 
-def write(folder: Path, began: str = "", *checkpoints: str) -> Path:
+def write(folder: Path, began: str | None = None, *checkpoints: str) -> Path:
     (folder / "checkpoints").mkdir(parents=True)
     for name in checkpoints:
         (folder / f"checkpoints/{name}.ckpt").touch()

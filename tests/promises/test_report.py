@@ -24,12 +24,11 @@ from sklearn import metrics
 from tiny_module import trainer
 
 from finetune.inference.image_viewer import ImageViewer
-from finetune.reports import class_sections
-from finetune.reports.class_metrics import class_metrics
-from finetune.reports.class_sections import image_sections, matrix
+from finetune.reports import test_images
+from finetune.reports.class_metrics import class_metrics, matrix
 from finetune.reports.live_report import LiveReport
 from finetune.reports.report import write_report
-from finetune.reports.test_images import highlights
+from finetune.reports.test_images import highlights, image_sections
 from finetune.runs.folder import Run
 from finetune.runs.headline import Best, validation_headline
 from finetune.runs.predictions_table import Predictions
@@ -147,7 +146,7 @@ def test_a_report_that_cannot_be_written_takes_nothing_from_the_run(
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("a library's own")
 
-    monkeypatch.setattr("finetune.reports.report_page.write_report", fails)
+    monkeypatch.setattr("finetune.reports.report.write_report", fails)
     cli("fit", colours, *QUICKEST, "--report", "true")
     said = caplog.text + capsys.readouterr().err
     assert "finetune report runs/fit/version_0" in said
@@ -213,7 +212,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def forget_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(class_sections, "max_per_section", lambda counts: 1)
+    monkeypatch.setattr(test_images, "max_per_section", lambda counts: 1)
 
 
 @promise("report", controls=[forget_a_cell])
@@ -247,7 +246,7 @@ def test_a_report_has_the_numbers_of_its_run_and_links_that_lead_somewhere(run):
 def test_the_report_of_a_run_without_a_test_or_with_damaged_records(run):
     splits = RunDir(run).facts.splits
     del splits["train"]
-    RunDir(run).update(root=None, splits=splits, began="yesterday")
+    RunDir(run).update(root=None, splits=splits)
     assert "75.0 %" in page_of(run)
     (run / "test.json").unlink()
     RunDir(run).update(test=None)

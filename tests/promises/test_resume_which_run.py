@@ -184,6 +184,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
     begun.mkdir()
     for name in ("run.json", "config.yaml"):
         shutil.copy(run_to_go_on / name, begun)
+    RunDir(begun).update(ended=None)
     with caplog.at_level("INFO", "finetune"):
         cli("fit", colours, *QUICKEST, *UNTESTED, *UNFINISHED, "--resume")
     assert "version_1 ended before its first checkpoint" in caplog.text

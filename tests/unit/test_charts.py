@@ -4,7 +4,6 @@ import math
 import re
 from xml.etree import ElementTree
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,10 +38,10 @@ def test_a_chart_has_its_lines_and_words():
     assert curves(lines, "epoch", "loss", "x") == curves(lines, "epoch", "loss", "x")
 
 
-@given(st.lists(st.floats(allow_nan=True, width=32), max_size=9), st.booleans())
-def test_a_chart_of_any_values_has_its_points_within_it_and_few_ticks(values, is_log):
+@given(st.lists(st.floats(allow_nan=True, width=32), max_size=9))
+def test_a_chart_of_any_values_has_its_points_within_it_and_few_ticks(values):
     line = (list(range(1, len(values) + 1)), values)
-    element = check(curves({"a": line}, "epoch", "loss", "x", is_log=is_log))
+    element = check(curves({"a": line}, "epoch", "loss", "x"))
     width, height = (float(text) for text in element.get("viewBox").split()[2:])
     for path in element.iter(f"{SVG}path"):
         for x, y in re.findall(r"([-\d.]+),([-\d.]+)", path.get("d")):
@@ -59,12 +58,3 @@ def test_a_reliability_chart_has_an_interval_for_each_bin():
     assert (
         dots.count("var(--accent)") == 3 and dots.count("var(--warning)") == 2
     )  # with the legend's
-
-
-@pytest.mark.parametrize("rates", [[0.016, 0.03, 0.00008], [0.02, 0.03, 0.025], [0.01, 0.01, 0.01]])
-def test_a_logarithmic_axis_has_numbers(rates):
-    svg = curves({"head": ([1, 2, 3], rates)}, "step", "learning rate", "x", is_log=True)
-    words = words_of(check(svg))
-    # no formula is a number
-    values = [float(word) for word in words if word not in ("step", "learning rate")]
-    assert [value for value in values if 1e-5 < value < 1]

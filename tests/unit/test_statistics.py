@@ -14,8 +14,9 @@ from finetune.features.average_precision import (
     mean_average_precision,
     sampled_average_precision,
 )
+from finetune.reports import calibration_charts
+from finetune.reports.calibration_charts import num_reliability_bins, reliability, unscaled
 from finetune.reports.class_metrics import class_metrics
-from finetune.runs import statistics
 from finetune.runs.best_epoch import (
     lowest_acceptable,
     num_trials_of_labels,
@@ -23,7 +24,6 @@ from finetune.runs.best_epoch import (
 )
 from finetune.runs.headline import headline_of
 from finetune.runs.intervals import interval, mcnemar, percent, wilson
-from finetune.runs.statistics import num_reliability_bins, reliability, unscaled
 from finetune.training import measure
 from finetune.training.measure import bootstrap_interval
 
@@ -68,7 +68,7 @@ def test_precision_and_recall_are_scikit_learns():
     rng = np.random.default_rng(0)
     score = np.round(rng.random(200), 2)  # many are equal
     positive = rng.random(200) < score
-    thresholds, precision, recall = statistics.precision_recall(score, positive)
+    thresholds, precision, recall = calibration_charts.precision_recall(score, positive)
     expected = precision_recall_curve(positive, score)
     np.testing.assert_allclose(precision, expected[0][:-1][::-1])
     np.testing.assert_allclose(recall, expected[1][:-1][::-1])
