@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
-from finetune.data.addresses import is_address, parse_address, real_place
+from finetune.data.addresses import is_address, parse_address
 from finetune.data.mirror import copied, listed, mirror_of
 
 if TYPE_CHECKING:  # a command line is checked without it
@@ -65,11 +65,6 @@ def normal_path(path: str | os.PathLike[str]) -> str:
 def absolute_path(path: str) -> str:
     """Return a path that does not depend on the working directory."""
     return normal_path(path) if is_address(path) else os.path.abspath(path)
-
-
-def is_same_place(first: str, second: str) -> bool:
-    """Return whether two paths are names of the same place."""
-    return real_place(first) == real_place(second)
 
 
 def kind_of(path: str) -> Kind:
