@@ -14,10 +14,10 @@ from finetune.api.image_inputs import ImageInput, iterate_images, pixels
 from finetune.api.prediction import LabelsPrediction, Prediction
 from finetune.api.program_process import check_not_forked
 from finetune.data.decode import DecodeError
-from finetune.inference.end_to_end import Embedder
 from finetune.inference.onnx_network import ExportedNetwork
 from finetune.inference.predictor import Predictor, device_named
 from finetune.models.image_classifier import ImageClassifier
+from finetune.models.stages import head, without_head
 from finetune.runs.prediction_rows import UNSURE
 from finetune.runs.run_checkpoint import checkpoint_of
 from finetune.system.machine import num_cores
@@ -127,11 +127,25 @@ class LoadedModel(Predictor):
         Raises:
             ValueError: The model is an .onnx file, which has no features; or as for `predict`.
         """
-        rows = [np.empty((0, self._embedder.num_features), np.float32)]
+        parts = self._without_heads
+        rows = [
+            np.empty((0, sum(head(one).in_features for one in self.network.members)), np.float32)
+        ]
         for _, prepared in self._batches(images, on_bad_image):
+            x = self.pixels(prepared)
             with torch.no_grad():
-                rows.append(self._embedder(self.pixels(prepared)).float().cpu().numpy())
+                features = torch.cat([part(x).flatten(1) for part in parts], dim=1)
+            rows.append(features.float().cpu().numpy())
         return np.concatenate(rows)
+
+    @cached_property
+    def _without_heads(self) -> list[ImageClassifier]:
+        """The members of the network without their heads, from images to features. They share its weights."""
+        model = self.network
+        return [
+            ImageClassifier(without_head(member), model.mean, model.std).eval()
+            for member in model.members
+        ]
 
     @cached_property
     def network(self) -> ImageClassifier:
@@ -149,10 +163,6 @@ class LoadedModel(Predictor):
                 f"{self.path} has no torch network: load the checkpoint that it was exported from"
             )
         return ImageClassifier(model.network, model.mean, model.std).eval()
-
-    @cached_property
-    def _embedder(self) -> Embedder:
-        return Embedder(self.network).eval()
 
     def test(
         self,

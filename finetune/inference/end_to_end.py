@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from finetune.models.image_classifier import ImageClassifier, normalize
-from finetune.models.stages import head, without_head
 from finetune.training.calibration import Calibration
 
 
@@ -66,26 +65,3 @@ class EndToEnd(nn.Module):
         pixels = images.permute(0, 3, 1, 2).contiguous().to(torch.float32)
         logits = self.network(normalize(pixels, self.mean, self.std))
         return self.probabilities(logits), logits
-
-
-class Embedder(nn.Module):
-    """An image classifier without its head. The weights are shared.
-
-    Args:
-        model: The image classifier with its head.
-
-    Attributes:
-        num_features: D, the number of features; for an ensemble the sum over its members.
-    """
-
-    def __init__(self, model: ImageClassifier) -> None:
-        super().__init__()
-        self.num_features = sum(head(network).in_features for network in model.members)
-        self.parts = nn.ModuleList(
-            ImageClassifier(without_head(network), model.mean, model.std)
-            for network in model.members
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return features (B, D), the inputs of the heads concatenated, of images (B, 3, H, W) uint8 RGB."""
-        return torch.cat([part(images).flatten(1) for part in self.parts], dim=1)

@@ -3,19 +3,12 @@
 import logging
 import os
 import shutil
-from typing import Protocol
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
 from finetune.distributed.sync_batch_norm import SharedBatchNorm
-from finetune.models.image_classifier import ImageClassifier
-
-
-class HasImageClassifier(Protocol):
-    """The attributes of a module that this callback uses."""
-
-    image_classifier: ImageClassifier
 
 
 class Compile(pl.Callback):
@@ -35,7 +28,7 @@ class Compile(pl.Callback):
         # Hide the warning that CUDA's tools are there but no GPU is.
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
-    def _compile(self, trainer: pl.Trainer, pl_module: HasImageClassifier) -> None:
+    def _compile(self, trainer: pl.Trainer, pl_module: Any) -> None:
         network = pl_module.image_classifier.network
         # for example by the fit before a test; torch has no public name for it
         is_done = network._compiled_call_impl is not None  # noqa: SLF001
@@ -47,4 +40,4 @@ class Compile(pl.Callback):
                 module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
         network.compile()
 
-    on_train_start = on_validation_start = on_test_start = on_predict_start = _compile  # type: ignore[assignment]
+    on_train_start = on_validation_start = on_test_start = on_predict_start = _compile

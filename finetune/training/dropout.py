@@ -101,36 +101,28 @@ class PerImageDropout2d(_Dropout, nn.Dropout2d):
     """Drops whole channels."""
 
 
-class PerImageStochasticDepth(_PerImage, StochasticDepth):
-    """Drops a residual branch for single images, or for the whole batch in the mode `batch`."""
+class _DropBranch(_PerImage):
+    """Drops a residual branch for single images, or for the whole batch in the mode `batch` of torchvision."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        keys = self._next_keys(input)
-        if keys is None:
-            return super().forward(input)
-        factor = self._keep_mask(keys).to(input.dtype) * self._scale  # keys are random numbers
-        return input * factor.view(-1, *[1] * (input.ndim - 1))
-
-
-class _DropPath(_PerImage):
-    """Mixin for timm's stochastic depth."""
-
-    drop_prob: float
-    scale_by_keep: bool
+    scale_by_keep = True  # timm's layers may set it to false
 
     def forward(self, x: Tensor) -> Tensor:
         keys = self._next_keys(x)
         if keys is None:
             return super().forward(x)
-        factor = self._keep_mask(keys).to(x.dtype)
+        factor = self._keep_mask(keys).to(x.dtype)  # keys are random numbers
         if self.scale_by_keep:
             factor = factor * self._scale
         return x * factor.view(-1, *[1] * (x.ndim - 1))
 
 
+class PerImageStochasticDepth(_DropBranch, StochasticDepth):
+    """torchvision's stochastic depth."""
+
+
 @functools.cache
 def _per_image_drop_path(drop_path: type) -> type:
-    return type("PerImageDropPath", (_DropPath, drop_path), {})
+    return type("PerImageDropPath", (_DropBranch, drop_path), {})
 
 
 _REPLACEMENTS: dict[type, type] = {
@@ -157,7 +149,7 @@ def make_per_image(network: nn.Module) -> list[_PerImage]:
     ]
     for layer in layers:
         layer.__class__ = replacements.get(type(layer), type(layer))
-        if isinstance(layer, _DropPath):
+        if not hasattr(layer, "p"):  # timm's
             layer.p = layer.drop_prob
     return layers
 

@@ -63,7 +63,7 @@ def check_fit(
         ValueError: Training images are missing, or the network does not take the images or the last batch.
     """
     if command == "fit":
-        _check_something_to_train(trainer, data)
+        _check_training_images(data)
     _check_label_kind(trainer, model, data, command)
     if command == "fit":
         _check_limits(trainer, data, is_tested)
@@ -81,11 +81,8 @@ def check_fit(
         _check_last_batch(trainer, model, data, data.image_size)
 
 
-def _check_something_to_train(trainer: pl.Trainer, data: Any) -> None:
-    """Check that no limit of a fit is 0, and that there are training images of each class."""
-    for name in ("max_epochs", "max_steps", "limit_train_batches"):
-        if getattr(trainer, name) == 0:
-            raise WrongUsage(f"nothing to train: trainer.{name} is 0")
+def _check_training_images(data: Any) -> None:
+    """Check that there are training images of each class."""
     if isinstance(data, ImageFolderData):
         data.check_can_train()  # before Lightning starts other processes
     if "train" not in data.splits:

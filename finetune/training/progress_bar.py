@@ -57,6 +57,8 @@ class ImageProgressBar(pl.Callback):
         self._table: EpochTable | None = None
         self._began = 0.0  # this fit or evaluation
         self._num_done = 0  # batches since then
+        self._batches_before = 0  # of a resumed fit
+        self._num_batches = 0.0  # of an evaluation
         self._loss = ""
         self._loss_read_at = 0.0
         # for images per second, in which validation during a fit does not count

@@ -160,11 +160,11 @@ def test_metrics_of_several_labels_are_those_of_scikit_learn(is_fitted):
     assert found == pytest.approx(error(p.flatten(), labels.flatten().long()).item(), abs=1e-6)
     of_labels = [error(p[:, k], labels[:, k].long()).item() for k in range(4)]
     assert counts["label_calibration"]["error"] == pytest.approx(of_labels, abs=1e-6)
-    assert ("error_before_scaling" in counts["label_calibration"]) == is_fitted
+    name = "calibration_error_before_scaling"
+    assert (name in values) == is_fitted
     if is_fitted:
-        before = [error(logits[:, k].sigmoid(), labels[:, k].long()).item() for k in range(4)]
-        found = counts["label_calibration"]["error_before_scaling"]
-        assert found == pytest.approx(before, abs=1e-6)
+        before = error(logits.sigmoid().flatten(), labels.flatten().long()).item()
+        assert values[name] == pytest.approx(before, abs=1e-6)
 
 
 @pytest.mark.parametrize("num_predicted", [0, 2])  # that are taken for the class without images
