@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def main(args: Sequence[str] | None = None) -> None:
     is_own = args is None  # the process runs only this command and ends with it
     code = 0
     has_failed = False
-    before = _exit_at_signals()
+    before = _handle(lambda signum, _: sys.exit(128 + signum), signal.SIGTERM, signal.SIGHUP)
     if is_own:
         _set_up_process()
     try:
@@ -114,14 +114,16 @@ def _is_decided(arguments: Sequence[str]) -> bool:
     return len(arguments) == 3 and list(arguments[:2]) == ["fit", "--decided"]
 
 
-def _exit_at_signals() -> dict[int, Any]:
-    """Install handlers that raise SystemExit at SIGTERM and SIGHUP; return the previous handlers."""
+def _handle(handler: Callable[[int, Any], Any], *signums: int) -> dict[int, Any]:
+    """Install a handler of signals that are not ignored; return the previous handlers."""
     # PID 1 of a container ignores signals without a handler. `nohup` ignores SIGHUP: that stays.
-    signums = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
-    return {
-        signum: signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
-        for signum in signums
-    }
+    heard = [signum for signum in signums if signal.getsignal(signum) != signal.SIG_IGN]
+    return {signum: signal.signal(signum, handler) for signum in heard}
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
 
 
 def _run_then_restore(
@@ -136,8 +138,7 @@ def _run_then_restore(
         # Only short work is left: a second Ctrl-C ends it at once, and exiting workers are not reported.
         if is_own:
             handlers = handlers | {signal.SIGINT: signal.SIG_DFL, signal.SIGCHLD: signal.SIG_DFL}
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
+        _restore(handlers)
 
 
 def _set_up_process() -> None:
@@ -229,21 +230,13 @@ def _exit_at_signals_without_raising() -> Iterator[None]:
 
     During imports, libraries would swallow the exception or be left half imported.
     """
-    signums = [
-        s
-        for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(s) != signal.SIG_IGN
-    ]
-    before = {
-        signum: signal.signal(signum, lambda signum, _: os._exit(128 + signum))
-        for signum in signums
-    }
+    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = _handle(lambda signum, _: os._exit(128 + signum), *signums)
     try:
         with without_gc():
             yield
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        _restore(before)
 
 
 def _help() -> str:

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -183,7 +183,7 @@ def _run(arguments: list[str]) -> int:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
-        errors="surrogateescape",
+        errors="replace",
     )
     assert process.stdout is not None and process.stderr is not None
     readers = [
@@ -203,13 +203,9 @@ def _run(arguments: list[str]) -> int:
 
 def _forward(source: IO[str], target: IO[str] | None) -> None:
     """Forward lines as they come."""
-    for line in source:
-        if target is None:
-            continue
-        encoding = getattr(target, "encoding", None) or "utf-8"
-        shown = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        try:
-            target.write(shown.encode(encoding, "replace").decode(encoding))
-            target.flush()
-        except (OSError, ValueError):  # nobody reads the output
-            target = None  # continue to read, or the subprocess would block
+    encoding = getattr(target, "encoding", None) or "utf-8"
+    for line in source:  # also if nobody reads the output, or the subprocess would block
+        with suppress(OSError, ValueError, AttributeError):
+            print(
+                line.encode(encoding, "replace").decode(encoding), end="", file=target, flush=True
+            )

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,7 +90,7 @@ def check(options: CheckSettings) -> None:
         f"report in {Path(options.output, 'check.html')}, as JSON in {Path(options.output, 'check.json')}"
     )
     if options.lists is not None:
-        _print_lists(options.lists, findings)
+        print(f"lists in {options.lists}")
     if num_unlisted:
         print(
             f"{counted(num_unlisted, 'file')} with a line break in the name cannot be listed: see check.json"
@@ -117,16 +116,6 @@ def _check_is_ours(folder: Path) -> None:
         )
 
 
-def _print_lists(folder: str, findings: list[Finding]) -> None:
-    """Print the folder of lists, and which files in it are not of these findings."""
-    print(f"lists in {folder}")
-    written = {f"{finding.kind}.txt" for finding in findings}
-    others = sorted(path.name for path in Path(folder).glob("*.txt") if path.name not in written)
-    if others:
-        text = f"from an earlier check: {shown(', '.join(others))}"
-        print(shorten(text, 200, placeholder=" …"))
-
-
 def label_network(
     weights: str | None, backbone: str, image_size: int, ckpt_path: str | None
 ) -> "FeatureNetwork | None":
@@ -142,8 +131,6 @@ def label_network(
         WrongUsage: Weights and a checkpoint are named, or the weights do not fit the network or the size.
     """
     preparation: dict[str, Any] = {}
-    if image_size < 1:
-        raise WrongUsage(f"--image_size must be at least 1, not {image_size}")
     if ckpt_path is not None:
         if weights is not None:
             raise WrongUsage("pass --weights or --ckpt_path, not both")
@@ -170,14 +157,7 @@ def label_network(
             name: getattr(about, name) for name in ("resize", "interpolation", "crop_share")
         }
 
-    try:
-        features = Features(backbone, weights, image_size)
-    except ValueError as error:
-        has_several = isinstance(error, WrongUsage)
-        if ckpt_path is None and weights.endswith(".ckpt") and not has_several:
-            hint = f"--ckpt_path {weights} takes the network of the checkpoint too"
-            raise WrongUsage(f"{weights} is not of {backbone}: {hint}") from error
-        raise
+    features = Features(backbone, weights, image_size)
     try:
         features(torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8))
     except Exception as error:  # networks raise different errors if an image is too small

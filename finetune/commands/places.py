@@ -83,7 +83,7 @@ def _settings_of(layers: Layers, rest: list[str], is_printed: bool) -> dict[str,
         values |= _take_data(layers, rest, is_printed)
     elif "folder" in settings:
         values |= _take_folder(layers, rest)
-    elif "runs" in settings:
+    elif "runs" in settings and rest:
         values["runs"] = [rest.pop(0) for _ in range(len(rest))]
     elif "pattern" in settings and rest:
         values["pattern"] = _only_place(layers.command, rest)

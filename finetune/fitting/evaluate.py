@@ -13,7 +13,6 @@ from typing import Any
 from pytorch_lightning import Trainer, seed_everything
 from pytorch_lightning.callbacks import Callback
 
-import finetune
 from finetune.data.data_place import address_in, at_place, for_other_place, place_of
 from finetune.data.datamodule import ImageDataModule, open_data
 from finetune.data.drawn_splits import BY_FOLDER
@@ -37,9 +36,14 @@ from finetune.runs.local_copies import shown_place
 from finetune.runs.predictions import AnswersWriter, PredictionWriter
 from finetune.settings.all_commands import COMMANDS
 from finetune.settings.configs import config_text
-from finetune.settings.fields import ClassSettings, find_setting
+from finetune.settings.fields import ClassSettings, find_setting, import_class
 from finetune.settings.layers import Layer, Layers, replaced
-from finetune.settings.schema import EvaluateSettings, PredictSettings
+from finetune.settings.schema import (
+    DATA_CLASSES,
+    IMAGE_FOLDER,
+    EvaluateSettings,
+    PredictSettings,
+)
 from finetune.system.messages import WrongUsage, shown
 from finetune.training.checkpoint_settings import model_settings, plain
 from finetune.training.classifier import Classifier
@@ -48,9 +52,7 @@ from finetune.training.precision import automatic_precision
 
 log = logging.getLogger(__name__)
 
-_OURS = "finetune"
-_TRANSFORMS = "albumentations"
-_FOLDERS = "finetune.ImageFolderData"
+_TRANSFORMS = "albumentations."
 _OF_THE_MACHINE = ("num_workers", "cache_limit_gb", "predict")
 _EVALUATED = {"validate": "val", "test": "test"}  # the split that a command evaluates
 
@@ -82,7 +84,7 @@ def evaluate(layers: Layers) -> Run:
     )
     settings = layers.parse(COMMANDS[command].settings)
     assert isinstance(settings, EvaluateSettings), "of a command that evaluates"
-    _check_images(command, settings, checkpoint, layers)
+    _check_images(command, settings, layers)
     settings = _with_checkpoint(settings, checkpoint, layers)
     root = local_root(settings.trainer.default_root_dir, command)
     precision = settings.trainer.precision or automatic_precision(
@@ -178,18 +180,17 @@ def _data_settings(checkpoint: Mapping[str, Any], layers: Layers) -> dict[str, A
     if layers.is_explicit("data.augmentations"):
         settings.pop("augmentations", None)
     named = typed.get("data.class_path")
-    modules = [] if named is None else [_module(named)]
+    homes = [] if named is None else [f"{named.rpartition('.')[0]}."]
     class_path = checkpoint["finetune"].get("data_class")
-    if _module(class_path) != _OURS:
-        _check_is_trusted(class_path, modules)
+    if class_path not in DATA_CLASSES:
+        _check_is_trusted(class_path, *homes)
         class_path = named  # the user's class may have another name now
     for transform in class_paths(settings):
-        _check_is_trusted(transform, [_TRANSFORMS, *modules])
+        # without a module it is one of albumentations
+        _check_is_trusted(transform, _TRANSFORMS, *homes, is_name="." not in str(transform))
     explicit = [name for name in ("root", "table") if layers.is_explicit(f"data.{name}")]
     arguments = at_place(settings, explicit)
-    if (
-        _module(class_path) != _OURS
-    ):  # the class of the user may take fewer than ours, of which it is one
+    if class_path not in DATA_CLASSES:  # it may take fewer than ours, of which it is one
         of_user = ClassSettings(class_path)
         arguments = {name: value for name, value in arguments.items() if takes(of_user, name)}
     return {
@@ -197,9 +198,21 @@ def _data_settings(checkpoint: Mapping[str, Any], layers: Layers) -> dict[str, A
     }
 
 
-def _check_images(
-    command: str, settings: EvaluateSettings, checkpoint: Mapping[str, Any], layers: Layers
-) -> None:
+def _check_is_trusted(class_path: Any, *modules: str, is_name: bool = False) -> None:
+    """Check that a class is in one of these modules, which end in a dot.
+
+    Raises:
+        ValueError: It is in another module, or no text.
+    """
+    is_text = isinstance(class_path, str)
+    if not is_text or not (is_name or class_path.startswith(modules)):
+        hint = "--data CLASS, with your data class, allows its module"
+        raise ValueError(
+            f"the checkpoint would import {class_path}, which is not part of finetune: {hint}"
+        )
+
+
+def _check_images(command: str, settings: EvaluateSettings, layers: Layers) -> None:
     """Make sure that the images are chosen by the user, or are those of the checkpoint and exist.
 
     A checkpoint must not start a download. A regular expression that groups the images must be the user's: a nested one
@@ -220,62 +233,35 @@ def _check_images(
             "the images of the checkpoint's run are grouped by a regular expression, and one of a checkpoint could "
             f"take for ever: if you trust it, pass it as --data.group_by {shown(shlex.quote(str(group_by)))}"
         )
-    module, _, name = settings.data.class_path.rpartition(".")
-    if module == _OURS and "data.class_path" not in layers.typed:
-        kind: type[ImageDataModule] = getattr(finetune, name)
-        _check_root(kind, arguments, layers)
+    if settings.data.class_path in DATA_CLASSES and "data.class_path" not in layers.typed:
+        _check_place(settings.data.class_path, arguments, layers)
 
 
-def _check_root(kind: type[ImageDataModule], arguments: Mapping[str, Any], layers: Layers) -> None:
+def _check_place(class_path: str, arguments: Mapping[str, Any], layers: Layers) -> None:
     """Make sure that the data set of a checkpoint exists; see `_check_images`.
 
     Args:
-        kind: Its class, which is ours and which the user has not named: another one may download.
+        class_path: Its class, which is ours and which the user has not named: another one may download.
         arguments: Its arguments.
         layers: Who has set what.
     """
-    table = arguments.get("table")
+    kind: type[ImageDataModule] = import_class(class_path, "data.class_path")
     root = place_of(arguments) or kind.default_root
     address = address_in(arguments)
-    places = ("data.root", "data.table")
-    if address is not None and not any(map(layers.is_explicit, places)):
-        with_table = f" with the table, {shown(table)}" if table else ""
+    is_chosen = any(map(layers.is_explicit, ("data.root", "data.table")))
+    if address is not None and not is_chosen:
         raise ValueError(
             f"the images of the checkpoint's run are at {shown(address)}, and a checkpoint may not choose an address: "
-            f"if you trust it, pass it as FOLDER (--data.root){with_table}"
+            "if you trust it, pass it as FOLDER (--data.root), and a table as --data.table"
         )
     if root is None or kind.is_in(root):
         return
-    if layers.typed.keys().isdisjoint(places) and not Path(root).exists():
-        place = "table or folder" if table else "folder"
+    if not is_chosen and not Path(root).exists():
         raise ValueError(
-            f"the images of the checkpoint's run are no longer in {root}: pass the {place} where they are now: FOLDER "
-            "(--data.root)"
+            f"the images of the checkpoint's run are no longer in {root}: pass the folder or table where they are now: "
+            "FOLDER (--data.root)"
         )
-    set_of = f"{_OURS}.{kind.__name__}"
     raise ValueError(
-        f"{root} does not have the data set of the checkpoint, {set_of}, and a checkpoint downloads none: add "
-        f"--data {_FOLDERS} for a folder of class folders, or --data {set_of} to download it"
+        f"{root} does not have the data set of the checkpoint, {class_path}, and a checkpoint downloads none: add "
+        f"--data {IMAGE_FOLDER} for a folder of class folders, or --data {class_path} to download it"
     )
-
-
-def _check_is_trusted(class_path: Any, modules: Sequence[str]) -> None:
-    """Check that a class is in one of these modules, or in a module below one.
-
-    Raises:
-        ValueError: It is in another module.
-    """
-    module = _module(class_path) or _TRANSFORMS  # the default in `build_transform`
-    if not any(module == trusted or module.startswith(f"{trusted}.") for trusted in modules):
-        hint = "--data CLASS, with your data class, allows its module"
-        raise ValueError(
-            f"the checkpoint would import {class_path}, which is not part of finetune: {hint}"
-        )
-
-
-def _module(class_path: Any) -> str:
-    if not isinstance(class_path, str):
-        raise ValueError(
-            f"the checkpoint is not as `finetune fit` writes them: {class_path!r} is not a class path"
-        )
-    return class_path.rpartition(".")[0]

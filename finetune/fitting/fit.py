@@ -491,11 +491,36 @@ def report(parts: Parts, calibration: Calibration, is_tested: bool) -> None:
     best = record.facts.best
     if has_best and best is not None:
         _print_lines(f"best.ckpt: {best.why}")
-    _print_lines(f"run in {run.place}")
-    if parts.plan.settings.report and (page := _write_report(run, record, parts.data)):
-        _print_lines(f"report in {page}")
+    print_end(record, run.place, parts.plan.settings.report, parts.data)
     if has_best and not parts.plan.is_part:  # its network is used with those of the others
-        _print_lines(f"next: finetune predict {shlex.quote(run.place)} IMAGES")
+        print_next(run.place)
+
+
+def print_end(
+    record: RunRecord, place: str, has_report: bool, data: ImageDataModule | None = None
+) -> None:
+    """Print where a run is, and write its report; a report that fails does not harm the run.
+
+    Args:
+        record: The run.
+        place: Its folder or address.
+        has_report: Whether it has a report.
+        data: The images whose augmentation the report shows; None for none.
+    """
+    _print_lines(f"run in {place}")
+    if not has_report:
+        return
+    try:
+        if data is not None:
+            write_augmented(data, record.path / "augmented.webp")
+        _print_lines(f"report in {page_of(record)}")
+    except Exception as error:  # of whatever draws or reads: the run itself is complete
+        hint = f"Try again with finetune report {record.path}"
+        log.warning("cannot write the report: %s. %s", error, hint)
+
+
+def print_next(place: str) -> None:
+    _print_lines(f"next: finetune predict {shlex.quote(place)} IMAGES")
 
 
 def _print_lines(*lines: str) -> None:
@@ -521,16 +546,3 @@ def _check_threshold(parts: Parts, calibration: Calibration) -> None:
         is_single = parts.model.task.label_kind == "single"
         result = "no threshold" if is_single else "another threshold there"
         raise ValueError(f"{missed}; {best} has {result}")
-
-
-def _write_report(run: Run, record: RunRecord, data: ImageDataModule) -> str:
-    """Write the report of a run, and return its path; "" if that fails, which does not harm the run."""
-    assert run.path is not None
-    try:
-        write_augmented(data, run.file("augmented.webp"))
-        return str(page_of(record))
-    except Exception as error:  # of whatever draws or reads: the run itself is complete
-        log.warning(
-            "cannot write the report: %s. Try again with finetune report %s", error, run.path
-        )
-        return ""

@@ -31,9 +31,8 @@ from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.run_dir import RunDir, check_name, runs_of
 from finetune.runs.run_lock import check_free, hold
 from finetune.runs.sync import has_last_there, pull_beginnings, pull_run
-from finetune.settings.configs import flat
 from finetune.settings.fields import find_setting
-from finetune.settings.layers import Layer, Layers, read_config
+from finetune.settings.layers import Layer, Layers, flat, read_config
 from finetune.settings.schema import IMAGE_FOLDER, FitSettings
 from finetune.system.messages import NotFound, WrongUsage
 
@@ -186,9 +185,8 @@ def find_run(root: Path, wanted: Identity) -> tuple[Path | None, str]:
             continue
         if difference := identity.difference(wanted):
             passed = passed or f"{run} is {difference} (--resume RUN continues it)"
-        elif folder.has_ended:
-            # one whose last.ckpt was deleted is refused with the reason
-            ended = ended or ((run, passed) if can_go_on or folder.has("best") else None)
+        elif folder.has_ended and (can_go_on or folder.has("best")):
+            ended = ended or (run, passed)  # without last.ckpt it is refused with the reason
         elif can_go_on:
             return run, passed and f"passed over: {passed}"
         else:
@@ -228,8 +226,6 @@ def settings_of_run(run: Path, layers: Layers) -> Layer:
     path = run / "config.yaml"
     try:
         values = dict(read_config("fit", str(path), "run").values)
-    except FileNotFoundError:
-        raise NotFound(f"--resume {run}: it has no config.yaml, so it cannot continue") from None
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}; begin a new run without --resume") from error
     _check_trusted(path, values, layers)

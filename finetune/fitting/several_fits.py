@@ -7,7 +7,6 @@ order, and each its own random head.
 import logging
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from finetune.data.datamodule import open_data
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.distributed.child_command import start_command, wait_for
 from finetune.fitting.build import arguments_in_effect
+from finetune.fitting.fit import print_end, print_next
 from finetune.fitting.joined_fits import join_folds, join_members
 from finetune.fitting.plan import Plan, plan_file
 from finetune.fitting.resume import (
@@ -31,14 +31,12 @@ from finetune.fitting.resume import (
     kind_of,
     read_start,
 )
-from finetune.reports.report import page_of
-from finetune.runs.folder import Run, has_result, missing_folders, remove_empty
+from finetune.runs.folder import Run
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.run_dir import RunDir, now
 from finetune.runs.run_lock import (
     descriptors_for_children,
     hold,
-    release_run,
     wait_for_children,
 )
 from finetune.settings.layers import read_config
@@ -52,10 +50,9 @@ def fit_several(plan: Plan) -> Path:
     """Run or continue the fits of a plan, join them, and return the folder."""
     if isinstance(plan.data, ImageFolderData):
         plan.data.check_can_train()
-    missing = missing_folders(Path(plan.settings.trainer.default_root_dir, "fit"))
+    new = Run(plan.settings.trainer.default_root_dir, "fit", name=plan.settings.name)
     if plan.run is None:
-        settings = plan.settings
-        folder = Run(settings.trainer.default_root_dir, "fit", name=settings.name).choose()
+        folder = new.choose()
     else:
         folder = plan.run
         hold(folder)
@@ -80,7 +77,9 @@ def fit_several(plan: Plan) -> Path:
         with plan_file(of_fit) as file:
             code = _run(folder, ["fit", "--decided", str(file)])
         if code:
-            _give_up(folder, missing)
+            new.discard_if_empty()
+            if folder.exists():
+                log.warning("to continue: finetune fit --resume %s", shlex.quote(str(folder)))
             sys.exit(code)
     _conclude(folder, plan)
     return folder
@@ -180,21 +179,6 @@ def _check_changes(plan: Plan) -> None:
             )
 
 
-def _give_up(folder: Path, missing: Sequence[Path]) -> None:
-    """Say how to continue after a fit that has failed; without a result delete the folder, as that of any run.
-
-    Args:
-        folder: The folder of all fits.
-        missing: Folders around it that did not exist before this command, innermost first. They are deleted, too.
-    """
-    if has_result(folder):
-        log.warning("to continue: finetune fit --resume %s", shlex.quote(str(folder)))
-        return
-    release_run(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    remove_empty(missing)
-
-
 def _run(folder: Path, arguments: Sequence[str]) -> int:
     """Run a command that writes into the folder of several fits, and return its exit code."""
     return wait_for(start_command(arguments, pass_fds=descriptors_for_children(folder)))
@@ -227,7 +211,8 @@ def _conclude(folder: Path, plan: Plan) -> None:
     join = join_folds if plan.settings.members is None else join_members
     calibration, facts = join(folder, plan, runs, data)
     RunDir(folder).update(**facts, ended=now())
-    _report(folder, read_run(folder))
+    print_end(read_run(folder), str(folder), plan.settings.report)
+    print_next(str(folder))
     if missed := calibration.describe_unreached_aim(data.class_names):
         best = RunDir(folder).checkpoint("best")
         raise ValueError(f"{missed}; {best} has no threshold for it")
@@ -236,16 +221,3 @@ def _conclude(folder: Path, plan: Plan) -> None:
 def _seconds(runs: Sequence[RunRecord]) -> dict[str, float]:
     phases = dict.fromkeys(phase for run in runs for phase in run.facts.seconds)
     return {phase: sum(run.facts.seconds.get(phase, 0.0) for run in runs) for phase in phases}
-
-
-def _report(folder: Path, record: RunRecord) -> None:
-    """Print the folder and what to do next, and write the report."""
-    print(f"run in {folder}", flush=True)
-    if record.setting("report") is not False:
-        try:
-            print(f"report in {page_of(record)}")
-        except Exception as error:  # of whatever draws or reads: the results are complete
-            log.warning(
-                "cannot write the report: %s. Try again with finetune report %s", error, folder
-            )
-    print(f"next: finetune predict {shlex.quote(str(folder))} IMAGES", flush=True)

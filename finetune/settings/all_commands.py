@@ -23,7 +23,6 @@ from finetune.settings.schema import (
     ValidateSettings,
 )
 
-_OF_TABLE = "root columns labels label_separator"
 _OUT = "out o output_file"
 _CKPT = "CKPT is a checkpoint, or the folder of a run: its best one."
 
@@ -32,10 +31,10 @@ class TableSettings(Section, frozen=True):
     """How a table of images is read.
 
     Attributes:
-        root: Folder that paths start from; by default the table's.
-        columns: Unusual names, such as path:photo,label:breed.
-        labels: Single or several labels per image.
-        label_separator: Between labels; ; and | are found without it.
+        root: Of a table: folder that its paths start from; by default its own.
+        columns: Of a table: unusual names, such as path:photo,label:breed.
+        labels: Of a table: single or several labels per image.
+        label_separator: Of a table: between labels; ; and | are found without it.
     """
 
     root: Folder | None = None
@@ -68,11 +67,6 @@ class CheckSettings(TableSettings, frozen=True):
             "check photos --weights resnet18.pt",
             "check labels.csv --out checked --lists lists",
         ),
-        {
-            "output": "out lists corrections",
-            "of a table": _OF_TABLE,
-            "doubtful labels": "weights backbone size ckpt_path",
-        },
     )
     folder: Annotated[Folder, About(place="FOLDER")] = ""
     output: Annotated[Folder, About(word="out", also=_OUT)] = "."
@@ -93,7 +87,7 @@ class ReviewSettings(TableSettings, frozen=True):
         output: By default corrections.csv in FOLDER.
         weights: Of a ResNet-18; by default the network of RUN. Or published weights that an earlier command has
             downloaded: for similar images and doubtful labels.
-        port: 0: any free port.
+        port: Port of the page; 0: any free one.
     """
 
     page: ClassVar = Page(
@@ -106,7 +100,6 @@ class ReviewSettings(TableSettings, frozen=True):
             "review photos runs/fit/version_0",
             "fit photos --data.corrections corrections.csv",
         ),
-        {"what is reviewed": "run out weights port", "of a table": _OF_TABLE},
     )
     folder: Annotated[Folder, About(place="FOLDER")] = ""
     run: Annotated[Folder | None, About(place="RUN")] = None
@@ -137,7 +130,6 @@ class ExportSettings(Section, frozen=True):
             "export best.ckpt --out model.onnx --verify_on photos",
             "export best.ckpt --quantize photos",
         ),
-        {"the file": "format out verify_on quantize"},
     )
     ckpt_path: Annotated[Ckpt, About(place="CKPT")] = ""
     format: Annotated[Literal["onnx", "safetensors", "timm"], About(value="KIND")] = "onnx"
@@ -151,8 +143,8 @@ class ServeSettings(Section, frozen=True):
 
     Attributes:
         ckpt_path: A checkpoint of `finetune fit`, or a file that `finetune export` made of one.
-        host: 0.0.0.0 accepts other machines.
-        port: 0: any free port.
+        host: Address to listen on; 0.0.0.0 accepts other machines.
+        port: Port of the page; 0: any free one.
         token: That requests must send; safer: FINETUNE_TOKEN. Others may read a command line.
         device: cpu, cuda or cuda:1.
         precision: 32-true or bf16-mixed; by default as in predict.
@@ -170,11 +162,6 @@ class ServeSettings(Section, frozen=True):
             "serve best.onnx --port 9000",
             "serve best.ckpt --host 0.0.0.0 --token word",
         ),
-        {
-            "the address": "host port token",
-            "machine": "device precision max_batch",
-            "monitoring": "log",
-        },
     )
     ckpt_path: Annotated[Ckpt, About(place="CKPT")] = ""
     host: Annotated[str, About(value="ADDRESS")] = "127.0.0.1"
@@ -202,7 +189,6 @@ class DemoSettings(Section, frozen=True):
         "Generates images of dishes, pretrains a ResNet-18 on them, fine-tunes it on hot dogs, and compares that with "
         "training from scratch: in a few minutes, offline. It writes data/sample and the runs.",
         ("demo", "demo --root runs/tried", "demo --seed 1"),
-        {"the runs": "root seed"},
     )
     root: Folder = "runs/demo"
     seed: Seed = 0
@@ -231,7 +217,6 @@ class ByHandSettings(Section, frozen=True):
             "by-hand --devices cuda:0,cuda:1",
             "by-hand --devices cpu,cpu --dtype float64 --epochs 1",
         ),
-        {"the training": "devices batch lr epochs dtype seed root out"},
     )
     devices: Annotated[str, About(value="NAMES", also="device gpus gpu replicas")] = "cpu"
     batch_size: Annotated[Count, About(word="batch")] = 256
@@ -258,7 +243,6 @@ class ParitySettings(Section, frozen=True):
         "those of one device: in a minute or two on two CPU cores. Exit code 1 if a kind differs by more than "
         "rounding.",
         ("parity", "parity --devices 4", "parity --dtype float32 --steps 20"),
-        {"the comparison": "devices steps dtype"},
     )
     devices: Count = 2
     steps: Count = 10
@@ -278,7 +262,6 @@ class CacheSettings(Section, frozen=True):
         "its end. Unpacked archives and copies of runs in object storage stay. The variable FINETUNE_CACHE sets "
         "another folder.",
         ("cache", "cache --remove all"),
-        {"the caches": "remove"},
     )
     remove: Literal["all"] | None = None
 
@@ -295,7 +278,6 @@ class ReportSettings(Section, frozen=True):
         "RUN [--out FILE.html]",
         "Writes report.html into a run's folder: the result, classes, mistakes, how to repeat it.",
         ("report runs/fit/version_0", "report runs/fit/version_0 --out result.html"),
-        {"the page": "out"},
     )
     runs: Annotated[list[Folder], About(place="RUN")] = msgspec.field(default_factory=list)
     output: Annotated[File | None, About(word="out", also=_OUT)] = None
@@ -317,7 +299,6 @@ class CompareSettings(Section, frozen=True):
             "compare runs/fit/version_0 runs/fit/version_1",
             "compare runs/fit/version_* --out all.html",
         ),
-        {"the page": "out"},
     )
     runs: Annotated[list[Folder], About(place="RUN")] = msgspec.field(default_factory=list)
     output: Annotated[File, About(word="out", also=_OUT)] = "comparison.html"
@@ -337,7 +318,6 @@ class RunsSettings(Section, frozen=True):
         "Lists the runs of `finetune fit` beneath a folder, the newest first. It reads no checkpoint and writes "
         "nothing. `finetune runs rm RUN --yes` deletes runs.",
         ("runs", "runs results --sort accuracy", "runs rm runs/fit/version_3 --yes"),
-        {"the list": "sort json"},
     )
     folder: Annotated[Folder, About(place="FOLDER")] = "runs"
     sort: Annotated[
@@ -360,7 +340,6 @@ class RunsRmSettings(Section, frozen=True):
         "Deletes the files that finetune wrote in the folders of runs. Other files in them stay, and are printed. A "
         "folder that is not a run, and a run that is being written, are refused.",
         ("runs rm runs/fit/version_3 --yes",),
-        {"what is deleted": "yes"},
     )
     runs: Annotated[list[Folder], About(place="RUN")] = msgspec.field(default_factory=list)
     yes: bool = False
@@ -380,7 +359,6 @@ class BackbonesSettings(Section, frozen=True):
         "Lists the networks that --backbone takes: those of torchvision and, if it is installed, of timm. Without a "
         "pattern or --local, those of timm are only counted.",
         ("backbones", "backbones '*vit*'", "backbones --local"),
-        {"the list": "local json"},
     )
     pattern: Annotated[str | None, About(place="PATTERN", value="PATTERN")] = None
     local: bool = False

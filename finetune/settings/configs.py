@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from finetune.settings.fields import ClassSettings, Section, YAMLDumper, YAMLLoader, is_class
+from finetune.settings.fields import ClassSettings, Section, YAMLDumper, YAMLLoader
 from finetune.system.messages import NotFound, WrongUsage, did_you_mean
 
 
@@ -78,24 +78,6 @@ def to_config(settings: Section) -> dict[str, Any]:
     if "class_path" in table:
         return {"class_path": table.pop("class_path"), "init_args": table}
     return table
-
-
-def flat(settings: Section | ClassSettings, prefix: str = "") -> dict[str, Any]:
-    """Return the values of settings by their full names; of a class `NAME.class_path` and each of its arguments."""
-    if isinstance(settings, ClassSettings):
-        path = {f"{prefix}class_path": settings.class_path}
-        return path | {f"{prefix}{name}": value for name, value in settings.init_args.items()}
-    values: dict[str, Any] = {}
-    for field in msgspec.structs.fields(type(settings)):
-        value = getattr(settings, field.name)
-        name = f"{prefix}{field.name}"
-        if isinstance(value, Section | ClassSettings):
-            values |= flat(value, f"{name}.")
-        elif is_class(type(settings), field.name):
-            values[f"{name}.class_path"] = None
-        else:
-            values[name] = value
-    return values
 
 
 def config_text(settings: Section, omitted: Collection[str] = ()) -> str:

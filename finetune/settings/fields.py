@@ -119,7 +119,7 @@ class Page(msgspec.Struct, frozen=True):
         usage: The usage line after the command.
         text: What the command does.
         examples: Command lines, without `finetune`.
-        sections: For each heading the options below it, by their short words or full names.
+        sections: For each heading the options below it, by their short words or full names; without any all options.
     """
 
     usage: str

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from finetune.settings.all_commands import COMMANDS
-from finetune.settings.configs import config_text, find, load
+from finetune.settings.configs import config_text, find, load, to_config
 from finetune.settings.fields import (
     ClassSettings,
     Section,
@@ -35,11 +35,11 @@ S = TypeVar("S", bound=Section)
 Kind = Literal["run", "checkpoint", "config", "command_line", "python", "decided"]
 
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")  # negative numbers are values
-# Flags of all commands that take no value from the next argument; the values that a switch takes.
+# Flags of all commands that take no value from the next argument; the words that are meant for a switch before them.
 _ALONE = frozenset({"h", "help", "print_config"})
 _TRUTH = frozenset(
     spelled
-    for word in ("true", "false", "null", "warn")
+    for word in ("true", "false", "yes", "no", "on", "off", "null", "warn")
     for spelled in (word, word.title(), word.upper())
 )
 # The classes that need no module, and their modules. Those of torch are named here, to find a mistyped one before torch
@@ -429,6 +429,11 @@ def _settings_in(
             yield f"{name}.class_path", value
         else:
             yield name, value
+
+
+def flat(settings: Section) -> dict[str, Any]:
+    """Return the values of settings by their full names; of a class `NAME.class_path` and each of its arguments."""
+    return dict(_settings_in(type(settings), to_config(settings)))
 
 
 def _without_init_args(name: str) -> str:

@@ -31,15 +31,14 @@ def help_page(command: str) -> str:
     words = words_of(kind)
     lines = [f"usage: finetune {command} {page.usage}", "", *textwrap.wrap(page.text, _WIDTH), ""]
     lines += ["for example:", *(f"  finetune {line}" for line in page.examples), ""]
-    num_shown = 0
-    for heading, names in page.sections.items():
+    word_of = {full: word for word, full in words.items()}
+    own = [word_of.get(name, name) for name, one in settings.items() if not one.about.place]
+    for heading, names in (page.sections or {"options": " ".join(own)}).items():
         lines.append(f"{heading}:")
         for name in names.split():
             setting = settings[words.get(name, name)]
             lines += _short_lines(f"--{name} {setting.placeholder}".rstrip(), command, setting)
-            num_shown += 1
-    has_more = num_shown + sum(bool(one.about.place) for one in settings.values()) < len(settings)
-    more = f" All options: finetune {command} --help all" if has_more else ""
+    more = f" All options: finetune {command} --help all" if page.sections else ""
     return "\n".join([*lines, "", f"Defaults are in brackets.{more}"])
 
 

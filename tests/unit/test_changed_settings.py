@@ -10,9 +10,8 @@ from finetune.fitting.resume import (
     describe_changes,
     held_settings,
 )
-from finetune.settings.configs import flat
 from finetune.settings.fields import ClassSettings
-from finetune.settings.layers import replaced
+from finetune.settings.layers import flat, replaced
 from finetune.settings.schema import FitSettings
 
 SGD = ClassSettings("torch.optim.SGD", {"lr": 0.005, "momentum": 0.9})
