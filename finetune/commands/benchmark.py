@@ -13,7 +13,7 @@ from finetune.fitting.build import closing, stopped_at_once
 from finetune.fitting.decide import decide
 from finetune.fitting.fit import build
 from finetune.fitting.plan import start_ranks_with
-from finetune.models.candidates import is_choice
+from finetune.models.network_names import is_choice
 from finetune.profiling.throughput import MeasurementDone, Recorder, scaling, text
 from finetune.settings.layers import Layer, Layers
 from finetune.settings.schema import BenchmarkSettings

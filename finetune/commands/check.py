@@ -149,13 +149,10 @@ def label_network(
     import torch  # takes seconds
 
     from finetune.features.image_features import FeatureNetwork, Features
-    from finetune.models.timm_backbones import describe, folder_of, is_timm
+    from finetune.models.weights import describe_weights
 
-    if is_timm(backbone) and ckpt_path is None:
-        about = describe(backbone, folder_of(weights))
-        preparation = {
-            name: getattr(about, name) for name in ("resize", "interpolation", "crop_share")
-        }
+    if ckpt_path is None:
+        preparation = describe_weights(weights, backbone).preparation
 
     features = Features(backbone, weights, image_size)
     try:
@@ -169,7 +166,7 @@ def label_network(
     return FeatureNetwork(
         f"{backbone} of {weights} at {image_size} pixels",
         features,
-        {"image_size": image_size, **preparation},
+        {**preparation, "image_size": image_size},
     )
 
 

@@ -1,47 +1,45 @@
 """`finetune backbones`: list the networks that a fit can train."""
 
-import dataclasses
 import fnmatch
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Column
 from rich.text import Text
 
 from finetune.commands.plain_table import plain_table, table_console
+from finetune.models.network_names import PREFIX, is_timm
 from finetune.settings.all_commands import BackbonesSettings
 from finetune.system.messages import NotFound, install
 
 if TYPE_CHECKING:
-    from finetune.models.network_list import ListedNetwork
+    from finetune.models.library import ListedNetwork
 
 _WIDTH = 160  # of a table that is not shown on a terminal
-_MOST_COUNTED = (
-    100  # networks whose parameters are counted: each is built, which takes a tenth of a second
-)
+# networks whose parameters are counted: each is built, which takes a tenth of a second
+_MOST_COUNTED = 100
 
 
 def list_backbones(options: BackbonesSettings) -> None:
     """List networks."""
-    # imports torch, for seconds
-    from finetune.models.network_list import timm_networks, torchvision_networks
+    from finetune.models.backbones import LIBRARIES  # imports torch, for seconds
 
-    of_timm = list(timm_networks())
-    matches = matching([*torchvision_networks(), *of_timm], options.pattern)
-    hint = "" if of_timm else f"; timm has more: {install('timm')}"
+    networks = [network for library in LIBRARIES for network in library.listed()]
+    num_timm = sum(is_timm(network.name) for network in networks)
+    matches = [network for network in networks if _is_match(network.name, options.pattern)]
+    hint = "" if num_timm else f"; timm has more: {install('timm')}"
     if options.local:
-        matches = [network for network in matches if network.is_local()]
+        matches = [network for network in matches if is_local(network.name)]
     elif options.pattern and not matches:
         raise NotFound(
             f"no network matches {options.pattern!r}; patterns are such as 'resnet*' and '*vit*'{hint}"
         )
-    if not options.pattern and not options.local and not options.json:
-        matches = [network for network in matches if network not in of_timm]
-        if of_timm:
-            hint = f"; timm has {len(of_timm):,} more: finetune backbones 'timm/*'"
+    elif not options.pattern and not options.json and num_timm:
+        matches = [network for network in matches if not is_timm(network.name)]
+        hint = f"; timm has {num_timm:,} more: finetune backbones 'timm/*'"
     if options.json:
-        print(json.dumps([_as_dict(network) for network in matches], indent=1))
+        rows = [{**network._asdict(), "is_local": is_local(network.name)} for network in matches]
+        print(json.dumps(rows, indent=1))
     elif matches:
         _print_table(matches)
         if hint:
@@ -50,20 +48,27 @@ def list_backbones(options: BackbonesSettings) -> None:
         print("no weights on this machine")
 
 
-def matching(networks: Sequence["ListedNetwork"], pattern: str | None) -> list["ListedNetwork"]:
-    """Return the networks whose name matches a pattern or contains a text. The prefix `timm/` may be left away."""
+def is_local(backbone: str) -> bool:
+    """Return whether the default weights of a network are in the cache of torch or of the Hugging Face hub."""
+    from finetune.models.backbones import library_of
+    from finetune.models.library import DEFAULT
+
+    published = library_of(backbone).published(backbone, DEFAULT)
+    return published is not None and published.file is not None
+
+
+def _is_match(name: str, pattern: str | None) -> bool:
+    """Return whether a name matches a pattern or contains a text. The prefix `timm/` may be left away."""
     if pattern is None:
-        return list(networks)
+        return True
     wanted = pattern.lower() if set(pattern) & set("*?[") else f"*{pattern.lower()}*"
-    return [
-        network
-        for network in networks
-        if fnmatch.fnmatchcase(network.name.lower(), wanted)
-        or fnmatch.fnmatchcase(network.name.lower().removeprefix("timm/"), wanted)
-    ]
+    names = (name.lower(), name.lower().removeprefix(PREFIX))
+    return any(fnmatch.fnmatchcase(one, wanted) for one in names)
 
 
-def _print_table(networks: Sequence["ListedNetwork"]) -> None:
+def _print_table(networks: list["ListedNetwork"]) -> None:
+    from finetune.models.backbones import library_of
+
     columns = [
         Column("network", overflow="fold"),
         Column("parameters", justify="right", no_wrap=True),
@@ -74,17 +79,13 @@ def _print_table(networks: Sequence["ListedNetwork"]) -> None:
     table = plain_table(columns)
     is_counted = len(networks) <= _MOST_COUNTED
     for network in networks:
-        num = network.num_parameters() if is_counted else None
-        cells = [
+        num = library_of(network.name).num_parameters(network.name) if is_counted else None
+        cells: list[Any] = [
             network.name,
             "" if num is None else f"{num / 1e6:,.1f} M",
             f"{network.image_size} px",
-            "yes" if network.is_local() else "",
+            "yes" if is_local(network.name) else "",
             network.licence,
         ]
         table.add_row(*map(Text, cells))
     table_console(_WIDTH).print(table)
-
-
-def _as_dict(network: "ListedNetwork") -> dict[str, Any]:
-    return {**dataclasses.asdict(network), "is_local": network.is_local()}

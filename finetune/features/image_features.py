@@ -13,7 +13,6 @@ from finetune.data.mirror import Ahead
 from finetune.data.samples import PathList, Samples
 from finetune.data.targets import ClassIndex
 from finetune.data.transforms import eval_transform
-from finetune.models.fx import fuse_batch_norm
 from finetune.models.image_classifier import ImageClassifier, build_image_classifier
 from finetune.models.stages import head_name
 from finetune.models.weights import load_pretrained
@@ -46,6 +45,22 @@ class Features(nn.Module):
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
         return self.model(images).flatten(1)
+
+
+def fuse_batch_norm(part: nn.Module) -> nn.Module:
+    """Return a copy with batch norm folded into the convolutions before it. It computes the same up to rounding.
+
+    A module that torch.fx can't trace is returned itself.
+
+    Args:
+        part: A module in eval mode.
+    """
+    from torch.fx.experimental.optimization import fuse  # needed here only
+
+    try:
+        return fuse(part)
+    except Exception:  # networks of timm raise errors of many types when they are traced
+        return part
 
 
 class FeatureNetwork(NamedTuple):

@@ -1,16 +1,17 @@
 """A ranking of likely label errors, by out-of-fold probabilities. It is not a judgement.
 
 The probabilities of each fold come from a logistic regression on the other four folds, so no image was trained on with
-its own label. Copies of one photograph, and images of one group, are in the same fold. The image whose label has the
-lowest probability is first.
+its own label. Copies of one photograph, and images of one group, are in the same fold. What is ranked are pairs of an
+image and a label: of images with one class the pairs of an image and its class, of images with several labels all
+pairs, since a label may be wrong or missing. The pair whose statement has the lowest probability is first.
 
 Source: "self-confidence" of confident learning (Northcutt, Jiang, Chuang: arXiv:1911.00068), the simplest of their
 rankings and the best in their comparison.
 """
 
-# Shapes: N images, D features, K classes.
+# Shapes: N images, D features, K classes, P pairs of an image and a label.
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,24 +20,13 @@ from scipy.special import expit, softmax
 from finetune.data.checking.copies import Pair, connected
 from finetune.data.checking.findings import Finding, Row
 from finetune.data.data_set import DataSet
-from finetune.data.targets import MultiHot
-from finetune.features.logistic_regression import (
-    NUM_FOLDS,
-    deal_folds,
-    first_of_groups,
-    fit_head,
-)
+from finetune.features.logistic_regression import NUM_FOLDS, cross_validate, first_of_groups
 from finetune.system.messages import counted
-from finetune.system.progress import track
 
 NUM_SHOWN = 100
 # The ranking hardly depends on the strength (486 photographs of garments, 30 labels changed to a similar class: AUROC
 # 0.83 at 128 pixels from 3e-4 to 1e-5). Choosing it by cross-validation would take ten times as long.
 STRENGTH = 3e-4
-
-
-def _with_progress(folds: Sequence[int]) -> Iterable[int]:
-    return track(folds, NUM_FOLDS, "labels that are improbable")
 
 
 def fold_groups(data: DataSet, copies: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
@@ -63,67 +53,33 @@ def out_of_fold(
     labels: NDArray[np.integer],
     groups: NDArray[np.integer],
     num_classes: int,
-    watch: Callable[[Sequence[int]], Iterable[int]] = _with_progress,
 ) -> NDArray[np.float64]:
-    """Return the out-of-fold probability of each class for each image, (N, K); 0 if all images are copies of one.
+    """Return the out-of-fold probability of each class for each image, (N, K); 0 if no image can be held out.
 
     Args:
         features: (N, D).
         labels: Class index of each image, (N,). If images have several labels, (N, K), 0 or 1.
         groups: Number of each image, as `fold_groups` returns it, (N,).
         num_classes: K.
-        watch: Yields the folds that it gets, to show the progress or to stop.
     """
-    has_several = labels.ndim == 2
-    strata = MultiHot(labels.astype(np.uint8)).strata() if has_several else labels
-    folds = deal_folds(strata, groups)
-    probabilities = np.zeros((len(labels), num_classes))
-    for fold in watch(np.unique(folds).tolist()):
-        rest = folds != fold
-        held_out = folds == fold
-        if not rest.any():  # all images are copies of one
-            continue
-        weight, bias = fit_head(features[rest], labels[rest], num_classes, STRENGTH)
-        logits = features[held_out] @ weight.T + bias
-        probabilities[held_out] = expit(logits) if has_several else softmax(logits, axis=1)
-    return probabilities
-
-
-def rank_labels(
-    probabilities: NDArray[np.float64], labels: NDArray[np.integer], groups: NDArray[np.integer]
-) -> NDArray[np.int64]:
-    """Return the indices of the images by the probability of their labels, lowest first.
-
-    Classes with fewer groups than `NUM_FOLDS` are skipped, because a head cannot learn them in every fold.
-    """
-    self_confidence = probabilities[np.arange(len(labels)), labels]
-    order = np.argsort(self_confidence, kind="stable")
-    return order[learnable_classes(labels, groups, probabilities.shape[1])[labels[order]]]
-
-
-def learnable_classes(
-    labels: NDArray[np.integer], groups: NDArray[np.integer], num_classes: int
-) -> NDArray[np.bool_]:
-    """Return which classes have at least `NUM_FOLDS` groups, so that a head can learn them in every fold, (K,).
-
-    Args:
-        labels: Class index of each image, (N,).
-        groups: Number of each image, as `fold_groups` returns it, (N,).
-        num_classes: K.
-    """
-    of_sets = np.unique(np.column_stack([labels, groups]), axis=0)[:, 0]
-    return np.bincount(of_sets, minlength=num_classes) >= NUM_FOLDS
+    validation = cross_validate(features, labels, num_classes, [STRENGTH], groups)
+    if not validation.table:
+        return np.zeros((len(labels), num_classes))
+    logits = validation.out_of_fold
+    return expit(logits) if labels.ndim == 2 else softmax(logits, axis=1)
 
 
 def learnable_labels(
-    has_label: NDArray[np.integer], groups: NDArray[np.integer]
+    labels: NDArray[np.integer], groups: NDArray[np.integer], num_classes: int
 ) -> NDArray[np.bool_]:
-    """Return which labels at least `NUM_FOLDS` groups have, and as many lack, (K,).
+    """Return which labels at least `NUM_FOLDS` groups have, and as many lack, (K,): a head learns them in every fold.
 
     Args:
-        has_label: Whether each image has each label, (N, K), 0 or 1.
+        labels: As in `out_of_fold`.
         groups: Number of each image, as `fold_groups` returns it, (N,).
+        num_classes: K.
     """
+    has_label = _has_label(labels, num_classes)
     first, group_of = first_of_groups(groups)
     is_present = has_label[first]
     is_lacking = 1 - is_present
@@ -132,13 +88,42 @@ def learnable_labels(
     return np.minimum(is_present.sum(axis=0), is_lacking.sum(axis=0)) >= NUM_FOLDS
 
 
+def rank_labels(
+    probabilities: NDArray[np.float64], labels: NDArray[np.integer], groups: NDArray[np.integer]
+) -> NDArray[np.int64]:
+    """Return pairs of an image and a label, (P, 2), by the probability of what is stated, lowest first.
+
+    Labels that a head cannot learn in every fold are skipped.
+
+    Args:
+        probabilities: (N, K).
+        labels: As in `out_of_fold`.
+        groups: Number of each image, as `fold_groups` returns it, (N,).
+    """
+    num_classes = probabilities.shape[1]
+    has_label = _has_label(labels, num_classes)
+    confidence = np.where(has_label == 1, probabilities, 1 - probabilities)
+    is_ranked = np.ones_like(has_label, bool) if labels.ndim == 2 else has_label == 1
+    is_ranked &= learnable_labels(labels, groups, num_classes)
+    confidence[~is_ranked] = np.inf
+    order = np.argsort(confidence, axis=None, kind="stable")[: is_ranked.sum()]
+    return np.column_stack(np.unravel_index(order, has_label.shape))
+
+
+def _has_label(labels: NDArray[np.integer], num_classes: int) -> NDArray[np.int64]:
+    """Return whether each image has each label, (N, K), 0 or 1."""
+    if labels.ndim == 2:
+        return labels.astype(np.int64)
+    return np.eye(num_classes, dtype=np.int64)[labels]
+
+
 def label_findings(
     data: DataSet,
     chosen: NDArray[np.int64],
     features: NDArray[np.floating],
     near: Sequence[Pair],
 ) -> Iterator[Finding]:
-    """Yield the ranking of the chosen images as a finding; of several labels that of pairs of image and label.
+    """Yield the ranking of the labels of the chosen images as a finding.
 
     Args:
         data: The data set.
@@ -146,89 +131,47 @@ def label_findings(
         features: Features of the chosen images, (N, D).
         near: Pairs of copies.
     """
-    groups = fold_groups(data, [pair[:2] for pair in near])
-    if data.label_kind == "several":
-        has_label = data.targets.labels[chosen].astype(np.int64)
-        yield from _several_label_findings(
-            data.class_names, has_label, chosen, features, groups[chosen]
-        )
-        return
-    names = data.class_names
+    groups = fold_groups(data, [pair[:2] for pair in near])[chosen]
     labels = data.targets.labels[chosen]
-    if len(np.unique(labels)) < 2:
+    if len(np.unique(labels, axis=0)) < 2:
         return
-    probabilities = out_of_fold(features, labels, groups[chosen], len(names))
+    has_several = data.label_kind == "several"
+    probabilities = out_of_fold(features, labels, groups, len(data.class_names))
+    notes = _notes_of_labels if has_several else _notes_of_classes
     rows = []
-    for i in rank_labels(probabilities, labels, groups[chosen])[:NUM_SHOWN].tolist():
-        label = int(labels[i])
-        best = int(probabilities[i].argmax())
-        if best != label:
-            note = f"{names[label]} by its folder ({probabilities[i, label]:.3f}), {names[best]} by the others "
-            rows.append(
-                Row(
-                    [int(chosen[i])],
-                    f"{note}({probabilities[i, best]:.3f})",
-                    1 - probabilities[i, label],
-                )
-            )
-    if rows:
-        right = float((probabilities.argmax(axis=1) == labels).mean())
-        title = f"{counted(len(rows), 'image')} to look at first for wrong labels"
-        advice = (
-            "A ranking, not a judgement: a head fitted on the other images gives these labels the least probability. "
-            f"It is right about {100 * right:.0f} % of all images; the lower this is, the less reliable the ranking."
-        )
-        yield Finding("labels", "note", title, advice, rows, is_judged=False)
-
-
-def rank_label_pairs(
-    probabilities: NDArray[np.float64],
-    has_label: NDArray[np.integer],
-    groups: NDArray[np.integer],
-) -> NDArray[np.int64]:
-    """Return pairs of an image and a label (P, 2) by the probability that the pair is as stated, lowest first.
-
-    Labels are skipped that fewer groups than `NUM_FOLDS` have or lack.
-    """
-    is_learnable = learnable_labels(has_label, groups)
-    self_confidence = np.where(has_label == 1, probabilities, 1 - probabilities)
-    self_confidence[:, ~is_learnable] = np.inf
-    order = np.argsort(self_confidence, axis=None, kind="stable")
-    order = order[: has_label.shape[0] * int(is_learnable.sum())]
-    return np.column_stack(np.unravel_index(order, has_label.shape))
-
-
-def _several_label_findings(
-    names: Sequence[str],
-    has_label: NDArray[np.integer],
-    chosen: NDArray[np.int64],
-    features: NDArray[np.floating],
-    groups: NDArray[np.integer],
-) -> Iterator[Finding]:
-    """Yield the ranking of the pairs of an image and a label.
-
-    Args:
-        names: The labels, K.
-        has_label: Whether each image has each label, (N, K), 0 or 1.
-        chosen: Indices of the images, (N,).
-        features: Features of the images, (N, D).
-        groups: Number of each image, as `fold_groups` returns it, (N,).
-    """
-    probabilities = out_of_fold(features, has_label, groups, len(names))
-    rows = []
-    for i, k in rank_label_pairs(probabilities, has_label, groups)[:NUM_SHOWN].tolist():
-        p = probabilities[i, k]
-        is_present = bool(has_label[i, k])
-        if (p >= 0.5) != is_present:
-            what = "has" if is_present else "lacks"
-            note = f"{what} {names[k]}, which is predicted with probability {p:.3f}"
-            rows.append(Row([int(chosen[i])], note, 1 - p if is_present else p))
-    if rows:
-        right = float(((probabilities >= 0.5) == has_label).mean())
+    for i, k in rank_labels(probabilities, labels, groups)[:NUM_SHOWN].tolist():
+        p = float(probabilities[i, k])
+        is_stated = not has_several or bool(labels[i, k])
+        note = notes(data.class_names, probabilities[i], k, is_stated)
+        if note:
+            rows.append(Row([int(chosen[i])], note, 1 - p if is_stated else p))
+    if not rows:
+        return
+    if has_several:
+        right = ((probabilities >= 0.5) == labels).mean()
         title = f"{counted(len(rows), 'label')} to look at first, wrong or missing"
-        advice = (
-            "A ranking, not a judgement: a head fitted on the other images gives these labels the least probability. "
-            f"It is right about {100 * right:.0f} % of all pairs of image and label; the lower this is, the less "
-            "reliable the ranking."
-        )
-        yield Finding("labels", "note", title, advice, rows, is_judged=False)
+    else:
+        right = (probabilities.argmax(axis=1) == labels).mean()
+        title = f"{counted(len(rows), 'image')} to look at first for wrong labels"
+    what = "pairs of image and label" if has_several else "images"
+    advice = (
+        "A ranking, not a judgement: a head fitted on the other images gives these labels the least probability. "
+        f"It is right about {100 * right:.0f} % of all {what}; the lower this is, the less reliable the ranking."
+    )
+    yield Finding("labels", "note", title, advice, rows, is_judged=False)
+
+
+def _notes_of_classes(names: Sequence[str], p: NDArray[np.float64], k: int, _: bool) -> str:
+    """Return the note of an image of a class k with the probabilities p (K,); "" if k is the most probable one."""
+    best = int(p.argmax())
+    if best == k:
+        return ""
+    return f"{names[k]} by its folder ({p[k]:.3f}), {names[best]} by the others ({p[best]:.3f})"
+
+
+def _notes_of_labels(names: Sequence[str], p: NDArray[np.float64], k: int, is_stated: bool) -> str:
+    """Return the note of an image that has or lacks a label k; "" if that is more probable than not."""
+    if (p[k] >= 0.5) == is_stated:
+        return ""
+    what = "has" if is_stated else "lacks"
+    return f"{what} {names[k]}, which is predicted with probability {p[k]:.3f}"

@@ -27,7 +27,7 @@ class FittedHead:
     """A fitted head and its results.
 
     Attributes:
-        probe: The head. Its `out_of_fold` is empty on ranks other than 0.
+        probe: The head.
         logits: Logits of the training images, (N, K); empty on ranks other than 0.
         labels: Labels of the same images, (N,) or (N, K); empty on ranks other than 0.
         weights: Weights of the same images, (N,); None for 1 each.
@@ -96,10 +96,9 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
             "Check whether the images are copies, and whether the weights are damaged",
             len(x),
         )
-    fitted = None
-    sent = None
+    probe = None
     if trainer.is_global_zero:
-        fitted = fit_probe(
+        probe = fit_probe(
             x,
             y,
             len(class_weights),
@@ -108,10 +107,7 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
             image_weights=image_weights,
             groups=groups,
         )
-        # without `out_of_fold`, which is large, and whose labels only rank 0 has
-        sent = dataclasses.replace(fitted, out_of_fold=fitted.out_of_fold[:0])
-    sent = trainer.strategy.broadcast(sent)
-    probe = sent if fitted is None else fitted
+    probe = trainer.strategy.broadcast(probe)
     assert probe is not None
     with torch.no_grad():
         linear.weight.copy_(torch.from_numpy(probe.weight))

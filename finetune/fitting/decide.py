@@ -41,9 +41,8 @@ from finetune.fitting.resume import (
     settings_of_run,
 )
 from finetune.fitting.several_fits import fit_several
-from finetune.models.backbones import check_name
-from finetune.models.candidates import is_choice
-from finetune.models.weights import check_weights
+from finetune.models.network_names import is_choice
+from finetune.models.weights import find_weights
 from finetune.runs.facts import Identity
 from finetune.runs.folder import check_unused
 from finetune.runs.run_dir import RunDir
@@ -224,8 +223,7 @@ def _with_network(plan: Plan, layers: Layers) -> Plan:
     else:
         plan = _put(plan, settle_preparation(plan.settings.data, model, layers, plan.start))
     if plan.start is None and model.weights is not None and not is_choice(model.backbone):
-        check_name(model.backbone)
-        check_weights(model.weights, model.backbone)
+        find_weights(model.weights, model.backbone)
     return _put(plan, settle_head_stages(plan.settings.model, layers))
 
 

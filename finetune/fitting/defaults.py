@@ -15,10 +15,11 @@ from finetune.data.transforms import PREPARATION
 from finetune.fitting.build import arguments_in_effect, takes
 from finetune.fitting.resume import Start
 from finetune.models.backbones import skeleton
-from finetune.models.candidates import is_choice
 from finetune.models.hub import is_hub, name_with_commit
 from finetune.models.multi_stage import most_stages
-from finetune.models.timm_backbones import backbone_of, describe, folder_of, is_timm
+from finetune.models.network_names import is_choice, is_timm
+from finetune.models.timm_networks import backbone_of
+from finetune.models.weights import describe_weights, folder_of
 from finetune.settings.fields import ClassSettings, import_class, takes_argument
 from finetune.settings.layers import Layers
 from finetune.settings.schema import Data, FitSettings, ModelSettings
@@ -155,9 +156,9 @@ def _recommended(model: ModelSettings, start: Start | None) -> tuple[str, dict[s
     if start is not None and start.content["hyper_parameters"].get("backbone") == model.backbone:
         before = start.content["datamodule_hyper_parameters"]
         return str(start.path), {name: before[name] for name in PREPARATION if name in before}
-    about = describe(model.backbone, folder_of(model.weights))
+    about = describe_weights(model.weights, model.backbone)
     source = model.weights if is_hub(model.weights) else about.name
-    return str(source), {name: getattr(about, name) for name in PREPARATION}
+    return str(source), about.preparation
 
 
 def settle_head_stages(model: ModelSettings, layers: Layers) -> Rule:

@@ -29,7 +29,6 @@ from finetune.fitting.build import (
 from finetune.fitting.plan import start_ranks_with
 from finetune.inference.onnx_network import put_exported
 from finetune.inference.tta import AverageFlip
-from finetune.models.checkpoint_values import class_paths
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
 from finetune.runs.local_copies import shown_place
@@ -45,7 +44,7 @@ from finetune.settings.schema import (
     PredictSettings,
 )
 from finetune.system.messages import WrongUsage, shown
-from finetune.training.checkpoint_settings import model_settings, plain
+from finetune.training.checkpoint_settings import class_paths, model_settings, plain
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
 from finetune.training.precision import automatic_precision

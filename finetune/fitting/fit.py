@@ -35,7 +35,7 @@ from finetune.fitting.resume import (
     describe_changes,
     restore_progress,
 )
-from finetune.models.timm_backbones import is_timm
+from finetune.models.network_names import is_timm
 from finetune.models.weights import read_weights
 from finetune.reports.report import page_of
 from finetune.runs.folder import Run

@@ -12,8 +12,8 @@ from finetune.data.batch_limits import num_within
 from finetune.data.datamodule import ImageDataModule, open_data
 from finetune.fitting.build import arguments_in_effect, build_model, takes
 from finetune.fitting.plan import Plan
-from finetune.models.size_check import check_first_pass
-from finetune.models.timm_backbones import is_timm
+from finetune.models.image_classifier import check_first_pass
+from finetune.models.network_names import is_timm
 from finetune.profiling.time_budget import (
     MOST_EPOCHS,
     Choice,

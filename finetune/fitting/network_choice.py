@@ -4,9 +4,12 @@ import gc
 import logging
 import os
 import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,21 +27,12 @@ from finetune.features.image_features import Features, features_of
 from finetune.fitting.build import arguments_in_effect
 from finetune.fitting.defaults import settle_preparation
 from finetune.fitting.plan import Plan
-from finetune.models.backbones import check_name
-from finetune.models.candidates import (
-    AUTO,
-    DEFAULT,
-    Candidate,
-    built_in_candidates,
-    cached_file,
-    candidate_names,
-    is_choice,
-    is_published,
-    is_reachable,
-    weights_server,
-)
+from finetune.models.backbones import library_of
 from finetune.models.hub import is_hub
-from finetune.models.timm_backbones import backbone_of, folder_of
+from finetune.models.library import DEFAULT, Published
+from finetune.models.network_names import AUTO, is_choice, is_timm
+from finetune.models.timm_networks import backbone_of, has_timm
+from finetune.models.weights import folder_of
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.run_checkpoint import checkpoint_of
 from finetune.settings.layers import Layers, replaced
@@ -51,10 +45,29 @@ log = logging.getLogger(__name__)
 # Time for the ranking: a share of --minutes; without --minutes seconds.
 _BUDGET_SHARE = 0.2
 _BUDGET_SECONDS = 120.0
+_TIMEOUT = 5.0  # seconds to reach a server
+# Small to medium networks whose code and weights have permissive licences, sorted by the size of their weights.
+# tests/unit/test_networks.py checks licences and sizes against torchvision and timm.
+BUILT_IN = {
+    "efficientnet_b0": 20,  # MB
+    "timm/mobilenetv4_conv_medium.e500_r256_in1k": 39,
+    "resnet18": 45,
+    "timm/convnext_nano.in12k_ft_in1k": 62,
+    "timm/vit_small_patch16_224.augreg_in21k_ft_in1k": 88,
+    "resnet50": 98,
+    "convnext_tiny": 109,
+}
 _OPTION = f"--backbone {AUTO}"
 _WEIGHTS = "model.weights"
 _ACCURACY = "accuracy"
 _ACCURACY_OF_RAREST = "accuracy on the rarest label of each image"
+
+
+class Candidate(NamedTuple):
+    """A network and its initial weights, as values of `model.backbone` and `model.weights`."""
+
+    backbone: str
+    weights: str = DEFAULT
 
 
 def choose_network(plan: Plan, layers: Layers) -> Plan:
@@ -136,9 +149,8 @@ def describe_ranking(record: dict[str, Any]) -> list[str]:
     best = record["rows"][0]
     rows = []
     for row in record["rows"]:
-        of = "" if row["num_images"] == best["num_images"] else f" of {row['num_images']} images"
         scores = f"{row['loss']:.3f}, {100 * row['accuracy']:.1f} %"
-        rows.append(f"{row['name']} {scores}{of} ({duration(row['seconds'])})")
+        rows.append(f"{row['name']} {scores} ({duration(row['seconds'])})")
     images = f"{best['num_images']} training images"
     if best["num_images"] < record["num_train"]:
         images = f"{best['num_images']} of {record['num_train']} training images"
@@ -146,9 +158,9 @@ def describe_ranking(record: dict[str, Any]) -> list[str]:
         f"backbone {best['name']}, chosen in {duration(record['seconds'])} by the cross-validated log loss of a head "
         f"on frozen features of {images}; log loss and {record.get('metric', _ACCURACY)} there: {'; '.join(rows)}"
     ]
-    if record["is_cut"]:
-        untried = f"; not tried: {', '.join(record['untried'])}" if record["untried"] else ""
-        lines.append(f"the ranking ended early, after its {duration(record['budget'])}{untried}")
+    if record["untried"]:
+        untried = ", ".join(record["untried"])
+        lines.append(f"not tried in the {duration(record['budget'])} of the ranking: {untried}")
     if record["unusable"]:
         lines.append(f"not ranked: {_reasons(record['unusable'])}")
     return lines
@@ -175,7 +187,6 @@ def _record(
         ],
         "unusable": ranking.unusable,
         "untried": ranking.untried,
-        "is_cut": ranking.is_cut,
     }
 
 
@@ -200,7 +211,7 @@ def _load(
     Raises:
         Unusable: Its weights are not available, or it does not take images of this size.
     """
-    weights = _weights_here(candidate, reachable)
+    _check_available(candidate, reachable)
     settings = replaced(settings, _settings_of(candidate))
     try:
         values, _ = settle_preparation(settings.data, settings.model, layers)
@@ -208,7 +219,7 @@ def _load(
             name.removeprefix("data."): value for name, value in values.items()
         }
         prepare = preparation(arguments)
-        network = Features(candidate.backbone, weights, arguments["image_size"])
+        network = Features(candidate.backbone, candidate.weights, arguments["image_size"])
     except (ValueError, OSError) as error:
         raise Unusable(reason(error)) from error
     size = prepare["image_size"]
@@ -226,7 +237,7 @@ def _load(
             image = np.zeros((size, size, 3), np.uint8)
         return transform(image=image)["image"]
 
-    def features(chosen: NDArray[np.integer], deadline: float | None) -> NDArray[np.floating]:
+    def features(chosen: NDArray[np.integer], deadline: float) -> NDArray[np.floating]:
         rows: list[NDArray[np.floating]] = []
         for row in track(
             features_of(network, samples, chosen.tolist(), prepared, size),
@@ -234,7 +245,7 @@ def _load(
             f"features of {name}",
         ):
             rows.append(row)
-            if deadline is not None and len(rows) < len(chosen) and time.monotonic() > deadline:
+            if len(rows) < len(chosen) and time.monotonic() > deadline:
                 raise OutOfTime
         return np.stack(rows)
 
@@ -248,26 +259,53 @@ def _decoded_small(split: Samples, size: int) -> Samples:
     return split
 
 
-def _weights_here(candidate: Candidate, reachable: dict[str, bool]) -> str:
-    """Return the source of a candidate's weights: a file on this machine, or else a name to download.
+def _check_available(candidate: Candidate, reachable: dict[str, bool]) -> None:
+    """Check that a candidate's weights are on this machine, or that their server answers.
 
     Raises:
         Unusable: They are not on this machine and cannot be downloaded.
     """
-    if not is_published(candidate):
-        return candidate.weights
-    file = cached_file(candidate)
-    if file is not None:
-        # torchvision's weights are read by name, which checks their hash; timm would query the hub first.
-        return str(file) if candidate.backbone.startswith("timm/") else candidate.weights
-    address = weights_server(candidate)
+    published = published_of(candidate)
+    if published is None or published.file is not None:
+        return
+    address = published.server
     if address not in reachable:
         reachable[address] = bool(address) and is_reachable(address)
     if not reachable[address]:
         where = f"{address} cannot be reached" if address else "HF_HUB_OFFLINE forbids downloads"
         raise Unusable(f"not on this machine, and {where}")
     log.info("downloading the weights of %s", candidate.backbone)
-    return candidate.weights
+
+
+def published_of(candidate: Candidate) -> Published | None:
+    """Return where the published weights of a candidate are; None if its weights are a file or folder."""
+    return library_of(candidate.backbone).published(candidate.backbone, candidate.weights)
+
+
+def is_reachable(address: str) -> bool:
+    """Return whether a server answers within a few seconds. The hub's client would retry for a minute."""
+    request = urllib.request.Request(address, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT):
+            return True
+    except urllib.error.HTTPError:  # also an answer
+        return True
+    except OSError:
+        return False
+
+
+def built_in_candidates() -> list[Candidate]:
+    """Return the candidates of `auto`. Those of timm are included only if it is installed."""
+    return [Candidate(name) for name in BUILT_IN if has_timm() or not is_timm(name)]
+
+
+def candidate_names(candidates: Sequence[Candidate]) -> list[str]:
+    """Return a name for each candidate: its network, and its weights too if several candidates have that network."""
+    backbones = [candidate.backbone for candidate in candidates]
+    return [
+        c.backbone if backbones.count(c.backbone) == 1 else f"{c.backbone}={c.weights}"
+        for c in candidates
+    ]
 
 
 def candidates_of(backbone: str, weights: str | None) -> list[Candidate]:
@@ -298,7 +336,7 @@ def candidates_of(backbone: str, weights: str | None) -> list[Candidate]:
         )
     listed = _parts(backbone)
     for name in listed:
-        check_name(name)
+        library_of(name).check_name(name)
     return [Candidate(name, weights) for name in listed]
 
 
@@ -324,7 +362,8 @@ def _parts(text: str) -> list[str]:
 
 def _needs_download(candidate: Candidate) -> bool:
     """Return whether weights are not on this machine yet: such networks are ranked last."""
-    return is_published(candidate) and cached_file(candidate) is None
+    published = published_of(candidate)
+    return published is not None and published.file is None
 
 
 def _check_options(settings: FitSettings, layers: Layers) -> None:

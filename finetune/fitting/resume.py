@@ -20,7 +20,6 @@ from finetune.data.addresses import joined, real_place
 from finetune.data.data_place import at_place
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import has_launcher
-from finetune.models.checkpoint_values import class_paths
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import ExportedCheckpoint
 from finetune.runs.facts import Identity
@@ -35,6 +34,7 @@ from finetune.settings.fields import find_setting
 from finetune.settings.layers import Layer, Layers, flat, read_config
 from finetune.settings.schema import IMAGE_FOLDER, FitSettings
 from finetune.system.messages import NotFound, WrongUsage
+from finetune.training.checkpoint_settings import class_paths
 
 log = logging.getLogger(__name__)
 

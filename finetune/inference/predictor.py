@@ -13,8 +13,7 @@ from finetune.data.transforms import eval_transform, preparation
 from finetune.inference.class_activation import mean_activation
 from finetune.inference.onnx_network import ExportedNetwork, put_exported
 from finetune.models.ensemble import member_label
-from finetune.models.image_classifier import build_image_classifier
-from finetune.models.size_check import check_first_pass
+from finetune.models.image_classifier import build_image_classifier, check_first_pass
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.settings.schema import LabelKind
 from finetune.system.messages import WrongUsage

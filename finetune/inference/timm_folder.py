@@ -18,7 +18,8 @@ from finetune.inference.export_check import PredictionFunction
 from finetune.inference.joined_checkpoint import calibrated_network
 from finetune.inference.predictor import Predictor
 from finetune.models.hub import CONFIG_FILE, WEIGHTS_FILE
-from finetune.models.timm_backbones import PREFIX, create, is_timm
+from finetune.models.network_names import PREFIX, is_timm
+from finetune.models.timm_networks import create
 from finetune.models.weight_files import EXPORTED
 from finetune.runs.exported_files import licence_of, packed
 from finetune.settings.schema import CROP_SHARE

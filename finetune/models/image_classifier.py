@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from finetune.models import stages
-from finetune.models.backbones import build, grey_levels, normalization
+from finetune.models.backbones import build, library_of, normalization
 from finetune.models.ensemble import Ensemble
+from finetune.models.library import grey_levels
 from finetune.models.multi_stage import use_stages
 from finetune.settings.schema import LabelKind
 
@@ -105,3 +106,44 @@ def build_image_classifier(
     network = networks[0] if members == 1 else Ensemble(networks, label_kind)
     mean, std = map(grey_levels, normalization(backbone))
     return ImageClassifier(network.to(memory_format=torch.channels_last), mean, std)
+
+
+def check_first_pass(
+    model: ImageClassifier, backbone: str, image_size: int
+) -> dict[nn.Module, int]:
+    """Check that a network takes images of a size. The network stays unchanged.
+
+    Args:
+        model: The image classifier, on the CPU.
+        backbone: The name of its network, for the error message.
+        image_size: Side of the images in pixels.
+
+    Returns:
+        For each batch norm the number of values per channel that it gets from one image.
+
+    Raises:
+        ValueError: The network does not take images of this size.
+    """
+    network = model.network
+    num_values: dict[nn.Module, int] = {}
+
+    def count(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        num_values[norm] = inputs[0].numel() // inputs[0].size(1)
+
+    handles = [norm.register_forward_pre_hook(count) for norm in stages.batch_norms(network)]
+    modes = [(module, module.training) for module in network.modules()]
+    try:
+        with torch.no_grad():
+            network.eval()(torch.zeros(1, 3, image_size, image_size, dtype=model.mean.dtype))
+    except Exception as error:  # networks raise errors of many types if an image is too small
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(
+            f"{backbone} does not support images of {image_size}x{image_size} pixels: {reason}; "
+            f"its weights are for --data.image_size {library_of(backbone).describe(backbone).image_size}"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in modes:
+            module.training = mode
+    return num_values

@@ -3,6 +3,7 @@
 from finetune.system.messages import WrongUsage, did_you_mean
 
 PREFIX = "timm/"  # of the names of timm's networks
+AUTO = "auto"
 SMALL = ("lenet", "resnet18_small", "small_cnn")
 # The classification networks of torchvision.
 _TORCHVISION = """
@@ -20,13 +21,23 @@ wide_resnet50_2
 TORCHVISION = tuple(_TORCHVISION.split())
 
 
+def is_timm(backbone: str) -> bool:
+    """Return whether a name is that of a network of timm."""
+    return backbone.startswith(PREFIX)
+
+
+def is_choice(backbone: object) -> bool:
+    """Return whether a value of `model.backbone` is `auto` or a list of names, so that a fit has to choose one."""
+    return isinstance(backbone, str) and (backbone == AUTO or "," in backbone)
+
+
 def check_known(backbone: str) -> None:
     """Check that torchvision has a network of this name, or that it is one of timm, which alone knows them.
 
     Raises:
         WrongUsage: There is none, or it has no linear head.
     """
-    if backbone.startswith(PREFIX):
+    if is_timm(backbone):
         return
     if backbone not in (*SMALL, *TORCHVISION):
         hint = did_you_mean(backbone, (*SMALL, *TORCHVISION)) or "."

@@ -1,20 +1,22 @@
-"""Reads files of weights safely: state dicts of torch, safetensors, and checkpoints of this project and others."""
+"""Reads files of weights and checkpoints safely: those of torch and safetensors, of this project and of others."""
 
-import json
+import os
 import pickle
 import re
-from dataclasses import dataclass
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
-from finetune.models.checkpoint_sections import REQUIRED_SECTIONS, check_checkpoint
-from finetune.models.checkpoint_values import are_class_names
-from finetune.models.safe_load import COMPRESSED, is_compressed, load_weights_file, named_object
+from finetune.models.checkpoint import REQUIRED_SECTIONS, check_checkpoint
+from finetune.models.library import Pretrained
 from finetune.system.files import check_no_lfs_pointer
-from finetune.system.messages import WrongUsage, fault_of_names
+from finetune.system.messages import WrongUsage, shown
+
+EXPORTED = "finetune"  # key in the metadata of files of `finetune export`
 
 # Names in published files that are older than the modules they belong to, and their current names (torchvision:
 # densenet.py `_load_state_dict`, vision_transformer.py `MLPBlock._load_from_state_dict`).
@@ -23,43 +25,46 @@ _RENAMED = {
     r"\.mlp\.linear_1\.": ".mlp.0.",
     r"\.mlp\.linear_2\.": ".mlp.3.",
 }
-
-
 # Entries in which trainers store the state dict.
 _STATES = ("state_dict", "model_state_dict", "model")
 _MAX_NESTED = 3
 _SAVE = "Save the weights alone: torch.save(model.state_dict(), FILE)"
+_OBJECT = re.compile(r"GLOBAL (\S+)")  # in torch's error message
+_LONGEST_NAME = 100
 
-EXPORTED = "finetune"  # key in the metadata of files of `finetune export`
+
+class _Ignored:
+    """Replaces a harmless object next to the weights. It accepts all arguments and stores none."""
+
+    def __new__(cls, *args: Any) -> Any:
+        return object.__new__(cls)
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
 
 
-@dataclass(frozen=True)
-class Pretrained:
-    """Weights as read, before they are loaded into a network.
+# What the training scripts of timm and torchvision save next to the weights: their arguments, and scores of NumPy. The
+# real classes and functions are never imported or called.
+_STAND_INS: list[Any] = [
+    (_Ignored, name)
+    for name in (
+        "argparse.Namespace",
+        "numpy.core.multiarray.scalar",
+        "numpy._core.multiarray.scalar",
+        "numpy.dtype",
+    )
+]
 
-    Attributes:
-        state: The state dict.
-        class_names: A name for each row of the source classifier's head, if they are known.
-        origin: The file or the name of the weights, for messages.
-        mean: Mean of the pixels of each channel (3, 1, 1) in grey levels, if the weights state a normalization.
-        std: Standard deviation of the same pixels (3, 1, 1).
-        licence: For weights of an earlier fit: the licence of the weights from which that fit started.
-        has_wide_head: Whether the head takes the features of several stages, for weights of an earlier fit.
-    """
 
-    state: dict[str, Tensor]
-    class_names: list[str] | None
-    origin: str
-    mean: Tensor | None = None
-    std: Tensor | None = None
-    licence: str | None = None
-    has_wide_head: bool = False
+class _Exported(msgspec.Struct):
+    """What starts another fit, in the metadata of a file of `finetune export`."""
 
-    def write_normalization(self, mean: Tensor, std: Tensor) -> None:
-        """Write the normalization to buffers (3, 1, 1) in grey levels, if these weights state one."""
-        for buffer, values in ((mean, self.mean), (std, self.std)):
-            if values is not None:
-                buffer.copy_(values)
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    licence_of_the_weights: str | None = None
 
 
 def check_single_network(pretrained: Pretrained) -> None:
@@ -73,6 +78,53 @@ def check_single_network(pretrained: Pretrained) -> None:
             f"{pretrained.origin} holds the networks of an ensemble, and one network is needed: pass the "
             "checkpoint of a member"
         )
+
+
+def load_safely(path: str | Path) -> Any:
+    """Return the tensors and plain values of a file of torch, on the CPU. No code from it runs.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file does not come from torch, is damaged or compressed, or holds other objects.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    with open(path, "rb") as file:
+        beginning = file.read(8)
+    if _is_compressed(path):
+        raise ValueError(
+            f"{str(path)!r} is a compressed archive, or one whose entries overlap, unlike those of torch: "
+            "save it again with torch.save"
+        )
+    try:
+        with torch.serialization.safe_globals(_STAND_INS):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except (
+        Exception
+    ) as error:  # the unpickler raises errors of many types, also for arbitrary bytes
+        what = f"it begins with {repr(beginning)[1:]}" if beginning else "it is empty"
+        problem = f"is damaged, or not a file of torch: {what}"
+        named = _OBJECT.search(str(error))
+        # torch's own message advises the user to run the code in the file
+        if isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error):
+            what = shown(named[1])[:_LONGEST_NAME] if named else "objects"
+            problem = f"holds {what}, neither a tensor nor a plain value, and cannot be loaded safely. {_SAVE}"
+        raise ValueError(f"{str(path)!r} {problem}") from error
+
+
+def _is_compressed(path: str | Path) -> bool:
+    """Return whether a file is an archive that is compressed or has overlapping entries.
+
+    Unpacked, a small one could take all memory.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+        if sum(entry.file_size for entry in entries) > os.path.getsize(path):
+            return True
+        return any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError):
+        return False  # another kind of file, or damaged: its reader says so
 
 
 def read_file(path: Path) -> Pretrained:
@@ -89,88 +141,52 @@ def _read_safetensors(path: Path) -> Pretrained:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(str(path), "pt") as file:
-            names = file.keys()
-            state = {name: file.get_tensor(name) for name in names}
+        with safe_open(path, "pt") as file:
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
             about = file.metadata() or {}
     except SafetensorError as error:
         raise ValueError(f"{path} is not readable as safetensors: {error}") from error
+    pretrained = Pretrained(current_names(state), str(path))
     if EXPORTED not in about:
-        return Pretrained(current_names(state), None, str(path))
-    try:  # a file of `finetune export` states its normalization and classes
-        description = json.loads(about[EXPORTED])
-        mean, std = (
-            torch.tensor(description[name], dtype=torch.float32).view(3, 1, 1)
-            for name in ("mean", "std")
-        )
-        names = [str(name) for name in description["model"]["class_names"]]
-        licence = description.get("licence_of_the_weights")
-        if not are_class_names(names):
-            raise ValueError(fault_of_names(names))
-        return Pretrained(
-            state=current_names(state),
-            class_names=names,
-            origin=str(path),
-            mean=mean,
-            std=std,
-            licence=licence and str(licence),
-            has_wide_head=description["model"].get("head_stages", 1) != 1,
-        )
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        return pretrained
+    try:
+        exported = msgspec.json.decode(about[EXPORTED], type=_Exported)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: its metadata is unreadable") from error
+    return Pretrained(
+        state=pretrained.state,
+        origin=pretrained.origin,
+        mean=torch.tensor(exported.mean).view(3, 1, 1),
+        std=torch.tensor(exported.std).view(3, 1, 1),
+        licence=exported.licence_of_the_weights,
+    )
 
 
 def _read_torch(path: Path) -> Pretrained:
-    if is_compressed(path):
-        raise ValueError(f"{path} {COMPRESSED}")
-    try:
-        content = load_weights_file(path)
-    except Exception as error:  # arbitrary bytes make the unpickler raise anything
-        reason = "is damaged, or not a file of torch"
-        if name := named_object(error):
-            reason = f"holds {name}, which is neither a tensor nor a plain value; refusing to unpickle it. {_SAVE}"
-        elif isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error):
-            reason = f"is not a plain state dict (it contains Python objects); refusing to unpickle. {_SAVE}"
-        raise ValueError(f"{path} {reason}") from error
+    content = load_safely(path)
     if isinstance(content, dict) and content.keys() >= REQUIRED_SECTIONS:
         check_checkpoint(content, path)
+        state = content["state_dict"]
+        return Pretrained(
+            state=current_names(state),
+            origin=str(path),
+            mean=state.get("mean"),
+            std=state.get("std"),
+            licence=content["finetune"].get("licence_of_the_weights"),
+        )
     state = _state_dict(content)
-    if not _is_state_dict(state):
+    is_state = isinstance(state, dict) and len(state) > 0
+    if not is_state or not all(
+        isinstance(name, str) and isinstance(one, Tensor) for name, one in state.items()
+    ):
         raise ValueError(
             f"{path} is not a state dict: it contains other objects than named tensors. {_SAVE}"
         )
-    if not _is_own(content, state):
+    if "pytorch-lightning_version" in content:
         # a LightningModule may have other weights too, for example in its loss
-        if "pytorch-lightning_version" in content:
-            state = {
-                key: value for key, value in state.items() if key.startswith("model.")
-            } or state
-        return Pretrained(current_names(state), None, str(path))
-    return _own_weights(content, state, path)
-
-
-def _own_weights(content: dict[str, Any], state: dict[str, Tensor], path: Path) -> Pretrained:
-    """Return the weights of a checkpoint of `finetune fit`, with its classes and its normalization."""
-    settings = content["hyper_parameters"]
-    own = content.get("finetune")
-    mean = state.get("mean")
-    std = state.get("std")
-    for name, value in (("mean", mean), ("std", std)):
-        if value is not None and value.shape != (3, 1, 1):
-            raise ValueError(
-                f"{path} is not a checkpoint of finetune: its {name} has the shape {tuple(value.shape)}"
-            )
-    licence = own.get("licence_of_the_weights") if isinstance(own, dict) else None
-    names = settings.get("class_names")
-    return Pretrained(
-        state=current_names(state),
-        class_names=names if are_class_names(names) else None,
-        origin=str(path),
-        mean=mean,
-        std=std,
-        licence=licence and str(licence),
-        has_wide_head=settings.get("head_stages", 1) != 1,
-    )
+        of_model = {key: value for key, value in state.items() if key.startswith("model.")}
+        state = of_model or state
+    return Pretrained(current_names(state), str(path))
 
 
 def _state_dict(content: Any) -> Any:
@@ -182,22 +198,6 @@ def _state_dict(content: Any) -> Any:
             break
         content = content[name]
     return content
-
-
-def _is_state_dict(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and len(value) > 0
-        and all(isinstance(name, str) and isinstance(one, Tensor) for name, one in value.items())
-    )
-
-
-def _is_own(content: dict[str, Any], state: dict[str, Tensor]) -> bool:
-    """Return whether a checkpoint was written by `finetune fit`, and not by another program that uses Lightning."""
-    settings = content.get("hyper_parameters")
-    return isinstance(settings, dict) and (
-        "finetune" in content or any(key.startswith("network.") for key in state)
-    )
 
 
 def current_names(state: dict[str, Tensor]) -> dict[str, Tensor]:

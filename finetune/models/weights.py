@@ -1,24 +1,19 @@
-"""Pretrained weights: finding them by name or file, and loading them into a network, with or without the head."""
+"""Pretrained weights: find them by name or file, read them, and load them into a network, except its head."""
 
-import hashlib
-import re
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-import torch
 from torch import nn
-from torchvision import models
 
-from finetune.models.backbones import SMALL_NETWORKS, grey_levels, vit_size
-from finetune.models.hub import download_model, is_hub, name_with_commit
+from finetune.models.backbones import library_of
+from finetune.models.hub import cached_model, download_model, is_hub, name_with_commit
 from finetune.models.image_classifier import ImageClassifier
+from finetune.models.library import DEFAULT, Description, Pretrained, grey_levels
+from finetune.models.network_names import is_timm
 from finetune.models.stages import head_name
-from finetune.models.timm_backbones import backbone_of, is_timm
-from finetune.models.timm_weights import check_timm_weights, read_timm
-from finetune.models.weight_files import Pretrained, check_single_network, current_names, read_file
-from finetune.system.files import one_at_a_time
+from finetune.models.timm_networks import WEIGHT_FILES, backbone_of
+from finetune.models.weight_files import check_single_network, read_file
 from finetune.system.messages import NotFound, WrongUsage
 
 _MOST_NAMED = 3  # parameters that a message names for each problem
@@ -29,121 +24,125 @@ _SUFFIXES = (".bin", ".ckpt", ".pkl", ".pt", ".pth", ".safetensors", ".tar")
 _AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")
 
 
-def read_weights(weights: str, backbone: str, image_size: int | None = None) -> Pretrained:
-    """Read pretrained weights to CPU memory. Only tensors and plain values are unpickled.
+class Source(NamedTuple):
+    """Where pretrained weights are.
+
+    Attributes:
+        name: What they are called in messages.
+        file: Their file; None for weights that a library publishes.
+        folder: The folder of the file if it is in timm's layout, with a description; else None.
+    """
+
+    name: str
+    file: Path | None = None
+    folder: str | None = None
+
+
+def folder_of(weights: str | None, may_download: bool = True) -> str | None:
+    """Return the folder of weights in timm's layout: a local one, or one that is downloaded from the hub.
 
     Args:
-        weights: A torchvision weights name of this backbone, a state dict, a safetensors file or a checkpoint. For a
-            network of timm: `DEFAULT`, a file, a folder that timm has written, or hf://OWNER/NAME[@REVISION].
-        backbone: The name of the network.
-        image_size: Side of the images in pixels, for networks with position embeddings.
+        weights: As `model.weights`.
+        may_download: Whether a model on the hub may be downloaded; otherwise it must be in the cache.
 
-    Raises:
-        WrongUsage: There are no such weights, or the published ones are for another image size.
-        OSError: There is no such file, or the weights can't be downloaded.
-        ValueError: The file is damaged, or holds no weights.
+    Returns:
+        The folder; None if the weights are no folder.
     """
+    if weights is None or weights == DEFAULT:
+        return None
     if is_hub(weights):
-        return _read_hub(weights, backbone, image_size)
-    check_weights(weights, backbone)
-    if is_timm(backbone):
-        return read_timm(weights, backbone, image_size)
-    published = _published(backbone)
-    if weights in published:
-        entry = published[weights]
-        side = vit_size(backbone, image_size)
-        if side and (own := entry.meta["min_size"][0]) != side:
-            sizes = f"images of {own}x{own} pixels, not {side}x{side}"
-            raise WrongUsage(f"{entry} is for {sizes}: image_size must be {own}")
-        return _read_published(entry)
-    return read_file(Path(weights))
+        cached = download_model(weights) if may_download else cached_model(weights)
+        return None if cached is None else str(cached)
+    return weights if Path(weights).is_dir() else None
 
 
-def check_weights(weights: str, backbone: str) -> None:
-    """Check that weights are published, on the hub or a file, without reading or downloading them.
+def describe_weights(weights: str | None, backbone: str) -> Description:
+    """Return the description of weights; of a file, which has none, that of the published weights.
 
     Args:
-        weights: As `read_weights` takes it.
+        weights: As `model.weights`. A model on the hub is downloaded.
         backbone: The name of the network.
 
     Raises:
-        WrongUsage: It is neither a file nor a name of weights.
-        NotFound: There is no such file.
+        WrongUsage: The network does not exist, or the folder is of another one.
+        ValueError: The weights need a preparation of images that is not supported.
     """
-    if is_hub(weights):  # the download finds out
-        return
-    if is_timm(backbone):
-        check_timm_weights(weights, backbone)
-        return
-    published = _published(backbone)
+    return library_of(backbone).describe(backbone, folder_of(weights) or DEFAULT)
+
+
+def find_weights(weights: str, backbone: str) -> Source:
+    """Find weights without reading them. A model on the hub is downloaded; published weights are not.
+
+    Args:
+        weights: A published name, such as `DEFAULT`, a file, or for a network of timm a folder or
+            hf://OWNER/NAME[@REVISION].
+        backbone: The name of the network.
+
+    Raises:
+        WrongUsage: They are none of these, or belong to another network.
+        NotFound: There is no such file.
+        OSError: They cannot be downloaded.
+    """
+    library = library_of(backbone)
+    library.check_name(backbone)
+    if not is_hub(weights) and library.published(backbone, weights) is not None:
+        return Source(weights)
+    folder = folder_of(weights)
+    if folder is not None:
+        return _in_folder(weights, folder, backbone)
     path = Path(weights)
-    if weights in published:
-        return
     if path.suffix == ".onnx":
         raise WrongUsage(
             f"training cannot start from {weights}: an .onnx file only predicts; pass the checkpoint"
         )
     if path.is_file():
-        return
-    if path.is_dir():
-        hint = "only networks of timm's (--model.backbone timm/NAME) take one; pass a file"
-        raise WrongUsage(f"the weights {weights} of {backbone} are a folder, and {hint}")
+        return Source(weights, path)
     if path.suffix.lower() in _SUFFIXES or len(path.parts) > 1:
-        raise NotFound(f"there is no weights file {weights}")
-    valid = ", ".join(name for name in published if "." not in name)
-    hint = (
-        f"valid are: {valid}, a file, and null"
-        if valid
-        else "none are published: pass a file, or --model.weights null"
-    )
+        raise NotFound(f"there is no weights file or folder {weights}")
+    hint = library.names_of_published(backbone)
     raise WrongUsage(f"{weights!r} is neither a file nor weights of {backbone}; {hint}")
 
 
-def _read_hub(weights: str, backbone: str, image_size: int | None) -> Pretrained:
-    folder = download_model(weights)
-    if not is_timm(backbone):
+def _in_folder(weights: str, folder: str, backbone: str) -> Source:
+    name = name_with_commit(weights, Path(folder)) if is_hub(weights) else weights
+    if not is_timm(backbone) and is_hub(weights):
         hint = "pass it as --model.backbone"
         raise WrongUsage(f"{weights} is of {backbone_of(folder)}, not of {backbone}: {hint}")
-    pretrained = read_timm(str(folder), backbone, image_size)
-    return replace(pretrained, origin=name_with_commit(weights, folder))
+    if not is_timm(backbone):
+        hint = "only networks of timm's (--model.backbone timm/NAME) take one; pass a file"
+        raise WrongUsage(f"the weights {weights} of {backbone} are a folder, and {hint}")
+    files = [Path(folder, one) for one in WEIGHT_FILES if Path(folder, one).is_file()]
+    if not files:
+        raise NotFound(f"there is neither {' nor '.join(WEIGHT_FILES)} in {weights}")
+    return Source(name, files[0], folder)
 
 
-def _published(backbone: str) -> dict[str, Any]:
-    """Return the weights that torchvision publishes for a network, by each of their names."""
-    if backbone in SMALL_NETWORKS:
-        return {}
-    enum = models.get_model_weights(backbone)
-    return {
-        name: weight
-        for key, weight in enum.__members__.items()
-        for name in (key, f"{enum.__name__}.{key}")
-    }
+def read_weights(weights: str, backbone: str, image_size: int | None = None) -> Pretrained:
+    """Read pretrained weights to CPU memory. Only tensors and plain values are unpickled.
 
+    Args:
+        weights: See `find_weights`.
+        backbone: The name of the network.
+        image_size: Side of the images in pixels, for networks with position embeddings; None for that of the weights.
 
-def _read_published(weights: Any) -> Pretrained:
-    path = Path(torch.hub.get_dir(), "checkpoints", weights.url.rsplit("/", 1)[-1])
-    digest = re.search(r"-([0-9a-f]{8,})\.", path.name)  # the beginning of the file's sha256
-    # torchvision checks the hash of a file that it downloads, but not of a cached one
-    if path.is_file() and digest:
-        with path.open("rb") as file:
-            if not hashlib.file_digest(file, "sha256").hexdigest().startswith(digest[1]):
-                raise ValueError(
-                    f"{path} is broken: its sha256 does not begin with {digest[1]}; delete it"
-                )
-    try:
-        with nullcontext() if path.exists() else one_at_a_time(path):
-            state = weights.get_state_dict(check_hash=True, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError) as error:  # torch.hub raises RuntimeError for a wrong hash
-        other = "pass other weights with --model.weights FILE, null for none"
-        hint = f"{other}, or: put {weights.url} at {path} by hand"
-        raise OSError(f"cannot download {weights} ({error}); {hint}") from error
-    preset = weights.transforms()
-    return Pretrained(
-        state=current_names(state),
-        class_names=weights.meta["categories"],
-        origin=str(weights),
-        mean=grey_levels(preset.mean),
-        std=grey_levels(preset.std),
+    Raises:
+        WrongUsage: There are no such weights, or the published ones are for another image size.
+        OSError: There is no such file, or the weights can't be downloaded.
+        ValueError: The file is damaged, or holds no weights, or not those of this network.
+    """
+    library = library_of(backbone)
+    source = find_weights(weights, backbone)
+    if source.file is None:
+        return library.read_published(backbone, weights, image_size)
+    about = None if source.folder is None else library.describe(backbone, source.folder)
+    pretrained = library.convert(read_file(source.file), backbone, image_size)
+    if about is None:
+        return pretrained
+    return replace(
+        pretrained,
+        origin=source.name,
+        mean=grey_levels(about.mean),
+        std=grey_levels(about.std),
     )
 
 
@@ -192,19 +191,20 @@ def load_weights(network: nn.Module, pretrained: Pretrained) -> None:
 
 def load_pretrained(
     model: ImageClassifier, weights: str, backbone: str, image_size: int | None = None
-) -> Pretrained:
+) -> None:
     """Load pretrained weights into the network of an image classifier, and their normalization if they state one.
 
     Args:
         model: The image classifier. Its head does not change.
-        weights: See `read_weights`.
+        weights: See `find_weights`.
         backbone: The name of the network.
         image_size: Side of the images in pixels, for networks with position embeddings.
     """
     pretrained = read_weights(weights, backbone, image_size)
     load_weights(model.network, pretrained)
-    pretrained.write_normalization(model.mean, model.std)
-    return pretrained
+    for buffer, values in ((model.mean, pretrained.mean), (model.std, pretrained.std)):
+        if values is not None:
+            buffer.copy_(values)
 
 
 def _some(items: list[str]) -> str:

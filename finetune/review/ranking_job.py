@@ -16,12 +16,7 @@ from finetune.data.checking.copies import connected, find_copies
 from finetune.data.checking.image_facts import collect_facts, inspect_images
 from finetune.data.data_set import DataSet
 from finetune.features.image_features import FeatureNetwork, image_features
-from finetune.features.label_errors import (
-    fold_groups,
-    learnable_classes,
-    learnable_labels,
-    out_of_fold,
-)
+from finetune.features.label_errors import fold_groups, learnable_labels, out_of_fold
 from finetune.features.logistic_regression import principal_coordinates
 from finetune.review.doubts import Evidence
 from finetune.system.messages import reason
@@ -200,14 +195,13 @@ class RankingJob(threading.Thread):
         num_classes = len(self.data.class_names)
         probabilities = np.full((num, num_classes), np.nan)
         probabilities[chosen] = out_of_fold(
-            facts.coordinates[rows], labels, groups[chosen], num_classes, self._until_stopped
+            facts.coordinates[rows], labels, groups[chosen], num_classes
         )
+        is_learnable = learnable_labels(labels, groups[chosen], num_classes)
         if labels.ndim == 2:
-            probabilities[:, ~learnable_labels(labels, groups[chosen])] = np.nan
+            probabilities[:, ~is_learnable] = np.nan
         else:
-            probabilities[
-                chosen[~learnable_classes(labels, groups[chosen], num_classes)[labels]]
-            ] = np.nan
+            probabilities[chosen[~is_learnable[labels]]] = np.nan
         return probabilities
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from finetune.models.checkpoint_sections import REQUIRED_SECTIONS, check_checkpoint
-from finetune.models.safe_load import load_safely
+from finetune.models.checkpoint import REQUIRED_SECTIONS, check_checkpoint
+from finetune.models.weight_files import load_safely
 from finetune.runs.exported_files import READABLE, read_exported
 from finetune.system.files import check_no_lfs_pointer, replacing, unfinished
 

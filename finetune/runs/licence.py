@@ -2,11 +2,11 @@
 
 from pathlib import Path, PurePath
 
-from torchvision import models
-
-from finetune.models.backbones import SMALL_NETWORKS
+from finetune.models.backbones import library_of
 from finetune.models.hub import is_hub, name_with_commit
-from finetune.models.timm_backbones import describe, folder_of, is_timm
+from finetune.models.library import DEFAULT
+from finetune.models.network_names import is_timm
+from finetune.models.weights import folder_of
 from finetune.system.messages import shown
 
 # Names in timm's descriptions. Any other licence has terms of its own.
@@ -52,7 +52,8 @@ def licence(
         return _of_timm(weights, backbone, folder)
     if is_file:
         return f"the file {weights}: licence unknown, ask its author for the terms"
-    if terms := _own_terms(weights, backbone):
+    terms = library_of(backbone).describe(backbone, weights).licence
+    if terms:
         return f"torchvision's {weights} weights, which have {_OWN}: {terms}"
     return (
         f"torchvision's {weights} weights, trained on ImageNet: torchvision's code is under the BSD 3-Clause "
@@ -76,7 +77,7 @@ def _of_timm(weights: str, backbone: str, folder: str | None) -> str:
     if weights != "DEFAULT" and folder is None:
         which = weights if is_hub(weights) else f"the folder {PurePath(weights).name}"
         return f"{which}: licence unknown, ask its author for the terms"
-    about = describe(backbone, folder)
+    about = library_of(backbone).describe(backbone, folder or DEFAULT)
     which = f"timm's {about.name} weights" if folder is None else _name_of(weights, folder)
     name = about.licence or "unknown"
     if name == "unknown":
@@ -92,12 +93,3 @@ def _name_of(weights: str, folder: str) -> str:
     if is_hub(weights):
         return f"the weights of {name_with_commit(weights, Path(folder))}"
     return f"the weights in the folder {PurePath(weights).name}"
-
-
-def _own_terms(weights: str, backbone: str) -> str | None:
-    """Return the special licence of torchvision's weights; None if they have none."""
-    if backbone in SMALL_NETWORKS or backbone not in models.list_models():
-        return None
-    members = models.get_model_weights(backbone).__members__
-    member = members.get(weights.rpartition(".")[2])
-    return member.meta.get("license") if member else None

@@ -1,10 +1,12 @@
 """The arguments of a `Classifier` from an untrusted checkpoint. They are plain values and name no class to import."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
-from finetune.models.checkpoint_sections import HYPER_PARAMETERS
-from finetune.models.checkpoint_values import class_paths
+import yaml
+
+from finetune.models.checkpoint import HYPER_PARAMETERS
 
 
 def model_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,3 +51,19 @@ def plain(value: Any, name: str) -> dict[str, Any]:
             f"the checkpoint is not as `finetune fit` writes them: its {name} are no dict"
         )
     return settings
+
+
+def class_paths(value: Any) -> Iterator[Any]:
+    """Yield every class path in nested values, including text that YAML parses as nested values."""
+    if isinstance(value, str):
+        # raised for 4006-38-13 and for !!bool x
+        with suppress(yaml.YAMLError, ValueError, AttributeError, LookupError):
+            parsed = yaml.safe_load(value)
+            value = parsed if isinstance(parsed, (dict, list)) else None
+    if isinstance(value, dict):
+        if "class_path" in value:
+            yield value["class_path"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from class_paths(inner)

@@ -10,7 +10,7 @@ from finetune.data.batch_limits import batches_within, check_limit, num_within
 from finetune.data.data_settings import missing_split_message
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.samplers import evaluated_targets
-from finetune.models.size_check import check_first_pass
+from finetune.models.image_classifier import check_first_pass
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
 from finetune.training.outputs import check_memory

@@ -14,10 +14,9 @@ from timm.models import save_for_hf
 from torch import nn
 
 from finetune.models.backbones import build
+from finetune.models.library import Pretrained
 from finetune.models.stages import head, head_name
-from finetune.models.timm_backbones import create, timm_name
-from finetune.models.timm_weights import read_timm
-from finetune.models.weight_files import Pretrained
+from finetune.models.timm_networks import create, timm_name
 from finetune.models.weights import load_weights, read_weights
 
 pytestmark = pytest.mark.slow
@@ -74,7 +73,6 @@ def test_a_folder_gives_the_network_that_timm_would(family, tmp_path):
         assert not torch.allclose(ours(x), theirs(x), atol=1e-3)
         weights = read_weights(str(tmp_path), backbone, image_size)
         assert with_their_head(ours, weights)(x).equal(theirs(x))  # the same code and weights
-    assert weights.class_names == NAMES
     reported = timm.get_pretrained_cfg(timm_name(backbone))
     assert weights.mean.flatten().tolist() == pytest.approx([255 * m for m in reported.mean])
     assert weights.std.shape == (3, 1, 1)
@@ -127,7 +125,7 @@ def test_default_are_the_weights_of_the_hub_that_the_name_means(monkeypatch):
     there = timm.create_model("convnext_nano").state_dict()
     asked = []
     monkeypatch.setattr(HUB, lambda name, *_, **__: asked.append(name) or dict(there))
-    weights = read_timm("DEFAULT", "timm/convnext_nano.in12k_ft_in1k")
+    weights = read_weights("DEFAULT", "timm/convnext_nano.in12k_ft_in1k")
     assert asked == ["timm/convnext_nano.in12k_ft_in1k"]
     assert all(weights.state[key].equal(value) for key, value in there.items())
     assert weights.mean.flatten().tolist() == pytest.approx([255 * 0.485, 255 * 0.456, 255 * 0.406])
@@ -140,5 +138,5 @@ def test_a_hub_out_of_reach_is_a_line_that_says_what_else_to_do(monkeypatch, cap
 
     monkeypatch.setattr(HUB, fetch)
     with pytest.raises(OSError, match="timm/resnet18 .*no route to the hub.*--model.weights"):
-        read_timm("DEFAULT", "timm/resnet18")
+        read_weights("DEFAULT", "timm/resnet18")
     assert not caplog.messages

@@ -23,7 +23,7 @@ from finetune.data.decode import decode
 from finetune.features import linear_probe
 from finetune.inference.predictor import Predictor
 from finetune.models.stages import head, head_name
-from finetune.models.timm_backbones import timm_name
+from finetune.models.timm_networks import timm_name
 
 # the others are like that of test_timm_networks.py and like the network of test_resume.py
 OF_ANOTHER_KIND = ("mobilenetv4", "vit", "dinov2", "focalnet")

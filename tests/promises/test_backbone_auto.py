@@ -18,7 +18,8 @@ from fit_words import QUICK
 
 import finetune
 from finetune.fitting import network_choice
-from finetune.models.candidates import Candidate
+from finetune.fitting.network_choice import Candidate
+from finetune.models.library import Published
 from finetune.runs import run_lock
 
 OF_NETWORK = ("--model.backbone", "--model.weights")
@@ -134,7 +135,9 @@ def test_backbone_auto_offline_names_what_is_not_here(files, colours, cli, monke
     some = [Candidate("small_cnn", str(seeing)), Candidate("resnet18")]
     some += [Candidate("resnet50", "IMAGENET1K_V1")]
     monkeypatch.setattr(network_choice, "built_in_candidates", lambda: some)
-    monkeypatch.setattr(network_choice, "cached_file", lambda candidate: None)
+    server = Published(None, "https://download.pytorch.org")
+    published = {"resnet18": server, "resnet50": server}
+    monkeypatch.setattr(network_choice, "published_of", lambda one: published.get(one.backbone))
     monkeypatch.setattr(network_choice, "is_reachable", lambda address: asked.append(address))
     cli("fit", colours, *LINE)
     (skipped,) = [text for text in caplog.messages if text.startswith("not ranked: ")]
@@ -143,7 +146,8 @@ def test_backbone_auto_offline_names_what_is_not_here(files, colours, cli, monke
 
 
 def test_backbone_auto_without_any_network_is_one_error(colours, cli, monkeypatch, tmp_path):
-    monkeypatch.setattr(network_choice, "cached_file", lambda candidate: None)
+    server = Published(None, "https://huggingface.co")
+    monkeypatch.setattr(network_choice, "published_of", lambda candidate: server)
     monkeypatch.setattr(network_choice, "is_reachable", lambda address: False)
     with pytest.raises(OSError) as reported:
         cli("fit", colours, *LINE)

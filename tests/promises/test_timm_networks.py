@@ -23,8 +23,7 @@ from finetune.data.decode import decode
 from finetune.data.transforms import eval_transform
 from finetune.inference import timm_folder
 from finetune.inference.predictor import Predictor
-from finetune.models.timm_backbones import describe
-from finetune.models.timm_weights import read_timm
+from finetune.models.weights import describe_weights, read_weights
 from finetune.system.messages import WrongUsage
 
 pytestmark = pytest.mark.slow
@@ -180,9 +179,9 @@ def test_timm_alone_predicts_from_the_folder_that_is_written_for_it(
     name, probability = capsys.readouterr().out.split()
     assert name == ours.class_names[expected[0].argmax()]
     assert float(probability) == pytest.approx(expected[0].max(), abs=0.02)
-    about = describe(f"timm/{NETWORK}", "mushrooms")  # a next fit can start from the folder
-    assert about.class_names == ours.class_names and about.resize == "shorter_side"
-    head = read_timm("mushrooms", f"timm/{NETWORK}").state["head.fc.weight"]
+    about = describe_weights("mushrooms", f"timm/{NETWORK}")  # a next fit can start from the folder
+    assert about.preparation["resize"] == "shorter_side"
+    head = read_weights("mushrooms", f"timm/{NETWORK}").state["head.fc.weight"]
     np.testing.assert_allclose(head, checkpoint["state_dict"]["network.head.fc.weight"] / 0.5)
 
 

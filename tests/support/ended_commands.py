@@ -25,7 +25,7 @@ from processes import Process, free_port, processes_of, rank_environment
 from finetune.data import image_cache, loader
 from finetune.data.loader import Loader, TrainLoader
 from finetune.data.samples import Samples
-from finetune.models.checkpoint_values import refuse
+from finetune.models.checkpoint import refuse
 from finetune.training.classifier import Classifier
 
 DEADLINE = 10.0  # seconds from a signal or a message to the end of the last process

@@ -17,9 +17,8 @@ import finetune
 from finetune import Classifier
 from finetune.cli import run as run_command
 from finetune.data.datamodule import ImageDataModule
-from finetune.models import checkpoint_sections as sections
-from finetune.models.checkpoint_sections import check_checkpoint
-from finetune.models.checkpoint_values import is_plain
+from finetune.models import checkpoint as sections
+from finetune.models.checkpoint import check_checkpoint, is_plain
 from finetune.runs import run_lock
 from finetune.settings.fields import settings_of
 from finetune.settings.schema import DATA_CLASSES, DataSettings, ModelSettings

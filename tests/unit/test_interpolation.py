@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from promise import promise
 from torch import Tensor
 
-from finetune.models.checkpoint_values import is_interpolation
+from finetune.models.checkpoint import FINETUNE
 from finetune.training.best_weights import choose, interpolate, settle
 from finetune.training.task import Task
 
@@ -102,6 +102,7 @@ def test_the_better_of_start_and_end_is_measured_kept_and_recorded(kind):
         assert all(weights[name].equal(RIGHT[kind][name]) for name in weights)
         assert calibration.num_images == 60 and calibration.aim is not None
         metric = {"single": "accuracy", "several": "mAP"}[kind]
-        assert is_interpolation(record) and record["candidates"][int(expected)][metric] == 1
+        assert FINETUNE["interpolation"].accepts(record)
+        assert record["candidates"][int(expected)][metric] == 1
     record["candidates"][0]["other"] = record["candidates"][0].pop(metric)  # the control
-    assert not is_interpolation(record)
+    assert not FINETUNE["interpolation"].accepts(record)

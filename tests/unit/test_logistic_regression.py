@@ -169,14 +169,16 @@ def test_the_strength_is_that_of_the_lowest_loss_of_heads_fitted_without_the_fol
     weights = np.random.default_rng(2).uniform(0.1, 3, 120)
     options = {"class_weights": np.array([3.0, 1.0, 0.5]), "label_smoothing": 0.05}
     probe = fit_probe(features, labels, 3, **options, image_weights=weights)
-    tried = [row[0] for row in probe.table]
+    table = probe.validation.table
+    tried = [row[0] for row in table]
     # three more, all worse
     assert tried == sorted(STRENGTHS, reverse=True)[: tried.index(probe.strength) + 4]
-    assert (probe.strength, probe.loss, probe.score) == min(probe.table, key=lambda row: row[1])
+    best = min(table, key=lambda row: row[1])
+    assert best == table[probe.validation.best] and best[0] == probe.strength
     is_single = labels.ndim == 1
     strata = labels if is_single else MultiHot(labels.astype(np.uint8)).strata()
     folds = deal_folds(strata, np.arange(120))
-    for strength, loss, score in {probe.table[0], probe.table[-4]}:
+    for strength, loss, score in {table[0], table[-4]}:
         held_out = np.empty((120, 3))
         for fold in range(5):
             rest = folds != fold
@@ -185,7 +187,7 @@ def test_the_strength_is_that_of_the_lowest_loss_of_heads_fitted_without_the_fol
             )
             held_out[~rest] = logits(single, features[~rest])
         if strength == probe.strength:
-            np.testing.assert_allclose(probe.out_of_fold, held_out, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(probe.validation.out_of_fold, held_out, rtol=0, atol=1e-4)
         class_weights = torch.tensor(options["class_weights"])
         outputs, images = torch.tensor(held_out), torch.tensor(weights)
         if is_single:
@@ -206,7 +208,7 @@ def test_the_strength_is_that_of_the_lowest_loss_of_heads_fitted_without_the_fol
             expected = (losses.mean(dim=1) * images).sum() / images.sum()
         assert loss == pytest.approx(float(expected), abs=1e-5)
     # each was held out once
-    assert abs(probe.out_of_fold - logits(probe, features)).max() > 0.1
+    assert abs(probe.validation.out_of_fold - logits(probe, features)).max() > 0.1
 
 
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=5), per_group=st.integers(1, 4))
@@ -225,7 +227,7 @@ def test_of_equal_losses_the_strongest():
     probe = fit_probe(features, labels, 2, strengths=[0.01, 1.0, 0.1])
     assert probe.strength == 1.0
     assert (probe.weight == 0).all() and probe.score == 0.5
-    assert probe.table[0][1] == pytest.approx(np.log(2))
+    assert probe.validation.table[0][1] == pytest.approx(np.log(2))
 
 
 # Few images, and weights of 0
@@ -236,10 +238,14 @@ def test_too_few_images_are_not_cross_validated():
     more = fit_probe(
         np.vstack([features, features.max(axis=0) + 1]), np.append(labels, 3), 4, [0.1, 0.01]
     )
-    assert (more.weight[3] != 0).any() and np.isfinite(more.table).all()
+    assert (more.weight[3] != 0).any() and np.isfinite(more.validation.table).all()
     for rows in ([0], [0, 1, 2]):
         probe = fit_probe(features[rows], np.arange(len(rows)), 3)
-        assert probe.score is None and probe.table == [] and probe.strength == pytest.approx(1e-3)
+        assert (
+            probe.score is None
+            and probe.validation.table == []
+            and probe.strength == pytest.approx(1e-3)
+        )
         assert (logits(probe, features[rows]).argmax(axis=1) == np.arange(len(rows))).all()
     # a second image of one class can be held out
     assert fit_probe(features[:4], np.array([0, 1, 2, 0]), 3).score is not None

@@ -1,8 +1,6 @@
 """Networks of torchvision, timm and our own: heads, first weights, sizes of images, and what is said of them."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import timm
@@ -16,16 +14,14 @@ from torch import nn
 from torchvision import models
 from torchvision.transforms.v2 import functional as reference
 
-from finetune.models.backbones import SMALL_NETWORKS, build, normalization
-from finetune.models.candidates import (
-    BUILT_IN,
-)
-from finetune.models.fx import fuse_batch_norm
+from finetune.features.image_features import fuse_batch_norm
+from finetune.fitting.network_choice import BUILT_IN
+from finetune.models.backbones import LIBRARIES, SMALL_NETWORKS, build, library_of, normalization
 from finetune.models.image_classifier import build_image_classifier
-from finetune.models.network_list import ListedNetwork, timm_networks, torchvision_networks
-from finetune.models.network_names import SMALL, TORCHVISION
+from finetune.models.library import ListedNetwork
+from finetune.models.network_names import SMALL, TORCHVISION, is_timm
 from finetune.models.stages import batch_norms, head
-from finetune.models.timm_backbones import describe, is_timm, pretrained_cfg, timm_name
+from finetune.models.timm_networks import describe, pretrained_cfg, timm_name
 from finetune.runs.licence import is_restricted, licence
 from finetune.training.dropout import make_per_image
 
@@ -38,7 +34,7 @@ def test_names_that_are_known_without_torch_are_those_of_torchvision_and_ours():
 @promise("backbones")
 @control("backbones")
 def test_the_listed_networks_are_those_of_torchvision_and_timm():
-    networks = {network.name: network for network in [*torchvision_networks(), *timm_networks()]}
+    networks = {network.name: network for library in LIBRARIES for network in library.listed()}
     assert {"lenet", "resnet18", "vit_h_14", *BUILT_IN} <= networks.keys()
     assert not any(name.startswith("squeezenet") for name in networks)  # it has no linear head
     assert networks["regnet_y_128gf"].licence == "CC-BY-NC-4.0"
@@ -49,9 +45,10 @@ def test_the_listed_networks_are_those_of_torchvision_and_timm():
     with torch.device("meta"):
         network = timm.create_model("convnext_nano")
         other = build(name, 10)
-    assert networks[name].num_parameters() == sum(p.numel() for p in network.parameters())
+    num = library_of(name).num_parameters(name)
+    assert num == sum(p.numel() for p in network.parameters())
     # The control: another number of classes has other parameters.
-    assert networks[name].num_parameters() != sum(p.numel() for p in other.parameters())
+    assert num != sum(p.numel() for p in other.parameters())
 
 
 @pytest.mark.parametrize("backbone", sweep(HEADS, quick=["resnet18", "vit_b_16"]))
@@ -194,40 +191,26 @@ def test_images_are_prepared_as_timm_itself_does(backbone):
     theirs = resolve_data_config(pretrained_cfg=config)
     ours = describe(backbone)
     crop = (theirs["mean"], theirs["std"], theirs["crop_pct"])
-    assert (ours.mean, ours.std, ours.crop_share) == crop
-    assert ours.interpolation == theirs["interpolation"]
+    assert (ours.mean, ours.std, ours.preparation["crop_share"]) == crop
+    assert ours.preparation["interpolation"] == theirs["interpolation"]
     assert (3, ours.image_size, ours.image_size) == theirs["input_size"]
-    assert ours.resize == {"center": "shorter_side", "squash": "squash"}[theirs["crop_mode"]]
+    assert (
+        ours.preparation["resize"]
+        == {"center": "shorter_side", "squash": "squash"}[theirs["crop_mode"]]
+    )
     assert normalization(backbone) == (ours.mean, ours.std)
 
 
-def config(**changes: Any) -> dict[str, Any]:
-    """What timm writes to the config.json of a folder."""
-    description = {
-        "mean": [0.5] * 3,
-        "std": [0.25] * 3,
-        "input_size": [3, 96, 96],
-        "interpolation": "bilinear",
-    }
-    description |= {"crop_pct": 0.9, "crop_mode": "center", "license": "cc-by-nc-4.0"}
-    above = {"architecture": "resnet18", "num_classes": 2, "label_names": ["a", "b"]}
-    changed = changes.get("pretrained_cfg", {})
-    pretrained = {**description, **changed} if isinstance(changed, dict) else changed
-    return {**above, **changes, "pretrained_cfg": pretrained}
-
-
-def described(folder: Path, content: Any) -> Any:
-    text = content if isinstance(content, str) else json.dumps(content)
-    (folder / "config.json").write_text(text)
-    return describe("timm/resnet18", folder)
-
-
 def test_a_folder_of_timm_describes_itself(tmp_path):
-    found = described(tmp_path, config(label_descriptions={"a": "an ape"}))
-    assert found[1:5] == ((0.5,) * 3, (0.25,) * 3, 96, "bilinear")
-    assert found[5:] == (0.9, "shorter_side", "cc-by-nc-4.0", 2, ["an ape", "b"])
-    for unnamed in ({"label_names": 2}, {"label_descriptions": ["a"]}, {"num_classes": None}):
-        assert described(tmp_path, config(model_args=None, **unnamed)).class_names is None
+    description = {"mean": [0.5] * 3, "std": [0.25] * 3, "input_size": [3, 96, 96]}
+    description |= {"interpolation": "bilinear", "crop_pct": 0.9, "license": "cc-by-nc-4.0"}
+    config = {"architecture": "resnet18", "num_classes": 2, "pretrained_cfg": description}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = describe("timm/resnet18", str(tmp_path))
+    assert (found.mean, found.std, found.image_size) == ((0.5,) * 3, (0.25,) * 3, 96)
+    preparation = {"image_size": 96, "resize": "shorter_side", "interpolation": "bilinear"}
+    assert found.preparation == preparation | {"crop_share": 0.9}
+    assert found.licence == "cc-by-nc-4.0"
 
 
 @pytest.mark.parametrize("backbone", sweep(BUILT_IN, quick=[*BUILT_IN][:3]))

@@ -14,13 +14,13 @@ from small_timm import FAMILIES
 from tiers import sweep
 from torch import Tensor, nn
 
+from finetune.features.image_features import fuse_batch_norm
 from finetune.inference.class_activation import class_activation
 from finetune.models.backbones import SMALL_NETWORKS, build
-from finetune.models.fx import fuse_batch_norm
 from finetune.models.image_classifier import build_image_classifier
+from finetune.models.library import Pretrained
 from finetune.models.multi_stage import most_stages, use_stages
 from finetune.models.stages import freeze, head, head_name, stages, without_head
-from finetune.models.weight_files import Pretrained
 from finetune.models.weights import load_weights
 from finetune.system.messages import WrongUsage
 
@@ -235,9 +235,9 @@ def test_a_head_over_stages_takes_the_means_of_their_outputs(name):
     with torch.no_grad():
         for parameter in moved.parameters():
             parameter.add_(1)
-    load_weights(moved, Pretrained(narrow.state_dict(), None, "plain weights"))
+    load_weights(moved, Pretrained(narrow.state_dict(), "plain weights"))
     assert torch.equal(features(moved), features(network))
-    load_weights(narrow, Pretrained(network.state_dict(), None, "wide weights"))
+    load_weights(narrow, Pretrained(network.state_dict(), "wide weights"))
 
 
 @pytest.mark.parametrize("name", POOLED)
