@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torchmetrics.functional.classification import multilabel_confusion_matrix
 
 from finetune.features.average_precision import (
     average_precision,
@@ -181,11 +182,9 @@ def measure_labels(
         has_interval: Whether to compute the interval of the mean average precision.
         has_pairs: Whether to return `cooccurrence`.
     """
-    hits = (decided & labels).sum(axis=0)
-    false_positives = decided.sum(axis=0) - hits
-    false_negatives = labels.sum(axis=0) - hits
-    true_negatives = len(labels) - hits - false_positives - false_negatives
-    counts = np.stack([true_negatives, false_positives, false_negatives, hits], axis=1)
+    of_images = torch.from_numpy(decided).long(), torch.from_numpy(labels).long()
+    counts = multilabel_confusion_matrix(*of_images, len(names)).numpy()
+    (_, false_positives), (false_negatives, hits) = counts.transpose(1, 2, 0)
     errors = false_positives + false_negatives
     has_images = labels.any(axis=0)
     f1 = _share(2 * hits, 2 * hits + errors)[has_images]
@@ -205,7 +204,7 @@ def measure_labels(
     variances = _sums_in_bins(probabilities, probabilities * (1 - probabilities))
     deviations = np.minimum(np.sqrt(2 / math.pi * variances), 2 * variances)
     tables: dict[str, Any] = {
-        "label_counts": counts.reshape(-1, 2, 2).tolist(),
+        "label_counts": counts.tolist(),
         "label_calibration": {
             "error": _calibration_errors(probabilities, labels).tolist(),
             "error_by_chance": (deviations.sum(axis=0) / len(labels)).tolist(),
