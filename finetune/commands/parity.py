@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from finetune.distributed.launch import check_num_processes
 from finetune.parity import many_processes, one_process
 from finetune.parity.one_process import Trained, distance
 from finetune.settings.all_commands import ParitySettings
@@ -51,6 +52,8 @@ def parity(options: ParitySettings) -> None:
     Takes a minute or two on two cores. Uses CUDA devices if there are enough, or else processes and replicas on the
     CPU, each with one thread. Exits with 1 if a way differs from one device by more than its tolerance.
     """
+    has_gpus = torch.cuda.device_count() >= options.devices
+    check_num_processes(options.devices, "cuda" if has_gpus else "cpu", "devices")
     with (
         _one_thread(),
         tempfile.TemporaryDirectory(prefix="finetune-parity-") as folder,

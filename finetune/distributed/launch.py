@@ -6,6 +6,7 @@ Without it each process would train by itself.
 import os
 from typing import Any
 
+import torch
 from pytorch_lightning.plugins.environments import (
     ClusterEnvironment,
     LightningEnvironment,
@@ -13,10 +14,12 @@ from pytorch_lightning.plugins.environments import (
     TorchElasticEnvironment,
 )
 
-from finetune.system.messages import WrongUsage
+from finetune.system.machine import num_cores
+from finetune.system.messages import WrongUsage, counted
 
 # srun sets this variable. A batch script that does not use srun has only SLURM_NTASKS, the tasks of the job.
 _SRUN_TASKS = "SLURM_STEP_NUM_TASKS"
+_PROCESSES_PER_CORE = 8  # at most; more of them only compete for the cores
 
 
 def cluster_environment() -> list[ClusterEnvironment]:
@@ -64,6 +67,26 @@ def num_processes(devices: Any, num_nodes: int) -> tuple[Any, int]:
     if devices == "auto":
         devices = per_node
     return devices, total // per_node if num_nodes == 1 else num_nodes
+
+
+def check_num_processes(devices: Any, accelerator: Any, setting: str = "trainer.devices") -> None:
+    """Make sure, before any is started, that the processes on a CPU are not far more than its cores.
+
+    Args:
+        devices: The user's `trainer.devices`.
+        accelerator: The user's `trainer.accelerator`.
+        setting: The full name of the setting.
+
+    Raises:
+        WrongUsage: There are more than 8 for each core.
+    """
+    most = _PROCESSES_PER_CORE * num_cores()
+    if not str(devices).isdigit() or int(devices) <= most:
+        return
+    if accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available()):
+        raise WrongUsage(
+            f"{devices}: at most {most} processes on {counted(num_cores(), 'CPU core')}", setting
+        )
 
 
 def has_launcher() -> bool:

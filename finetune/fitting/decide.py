@@ -15,7 +15,7 @@ from pytorch_lightning import seed_everything
 from finetune.data.addresses import is_address, real_place
 from finetune.data.class_weights import parse_class_weights
 from finetune.data.datamodule import open_data
-from finetune.distributed.launch import has_launcher
+from finetune.distributed.launch import check_num_processes, has_launcher
 from finetune.distributed.signals import is_rank_zero
 from finetune.fitting.build import local_root, optimizer_maker, scheduler_maker, stopped_at_once
 from finetune.fitting.defaults import (
@@ -280,6 +280,7 @@ def _check_values(settings: FitSettings) -> None:
             "--ckpt_path continues training, and model.freeze backbone has none: pass it as --weights"
         )
     _check_optimizer(model)
+    check_num_processes(trainer.devices, trainer.accelerator)
     has_gpu = trainer.accelerator not in ("cpu", "auto") or (
         trainer.accelerator == "auto" and torch.accelerator.is_available()
     )
