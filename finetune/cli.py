@@ -53,7 +53,7 @@ SECTIONS = {
         "parity": "Compare every kind of parallelism with one device",
         "by-hand": "Train LeNet on Fashion-MNIST by data parallelism by hand",
     },
-    "clean up": {"cache": "List or remove the caches of decoded images"},
+    "clean up": {"cache": "List or remove the caches and copies of images"},
 }
 
 

@@ -7,7 +7,7 @@
 - `report` writes the report of a run, or a comparison of several. `runs` lists and deletes runs.
 - `export` writes files for other programs, and `export_target` puts them in place. `serve` answers requests.
 - `by_hand` trains in parallel without a framework. `parity` compares ways of using several devices.
-- `cache` lists and removes caches of decoded images.
+- `cache` lists and removes caches and copies of images.
 - `plain_table` is how tables are printed.
 
 A new command is a function here that takes its settings, and a row in `finetune.settings.all_commands`.

@@ -253,14 +253,14 @@ class CacheSettings(Section, frozen=True):
     """The settings of `finetune cache`.
 
     Attributes:
-        remove: Delete all caches.
+        remove: Delete all caches and copies.
     """
 
     page: ClassVar = Page(
         "[options]",
-        "Lists the caches of decoded images, or removes all of them. A run that uses a removed cache keeps it until "
-        "its end. Unpacked archives and copies of runs in object storage stay. The variable FINETUNE_CACHE sets "
-        "another folder.",
+        "Lists the caches of decoded images and the copies of images in object storage and archives, or removes all "
+        "of them. A run that uses a removed cache keeps it until its end; one whose copies are removed ends. Copies "
+        "of runs in object storage stay. The variable FINETUNE_CACHE sets another folder.",
         ("cache", "cache --remove all"),
     )
     remove: Literal["all"] | None = None

@@ -87,7 +87,7 @@ def all_options_page(command: str) -> str:
 
 def reference() -> Iterator[str]:
     """Yield the lines of docs/reference.md: a table for each group of `fit`, and for each other command."""
-    for command in ("fit", "predict", *sorted(COMMANDS.keys() - {"fit", *_OF_CHECKPOINT, "demo"})):
+    for command in ("fit", *_OF_CHECKPOINT, *sorted(COMMANDS.keys() - {"fit", *_OF_CHECKPOINT})):
         settings = [*settings_of(COMMANDS[command].settings).values()]
         of_fit = settings_of(COMMANDS["fit"].settings)
         yield f"## finetune {command}\n"
