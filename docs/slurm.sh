@@ -15,7 +15,7 @@
 # The job's id stays the same through every requeue, so --resume finds this job's run and no other.
 code=0
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-    finetune fit --resume --trainer.default_root_dir "runs/$SLURM_JOB_NAME-$SLURM_JOB_ID" \
+    finetune fit --resume --out "runs/$SLURM_JOB_NAME-$SLURM_JOB_ID" \
     --trainer.num_nodes "$SLURM_NNODES" --trainer.devices "$SLURM_NTASKS_PER_NODE" \
     --data.num_workers "$SLURM_CPUS_PER_TASK" "$@" || code=$?
 

@@ -1,8 +1,8 @@
 """The metadata in the files of `finetune export`, with which they can be read as checkpoints.
 
 A file holds nothing about the machine: no folders and no images, and only the name of the weights that
-training started from. It holds hashes of the names of the training images, so that a test of the file can
-exclude them.
+training started from. It holds hashes of the content of the training images, so that a test of the file
+can exclude them.
 """
 
 import json
@@ -49,7 +49,7 @@ _Positive = Annotated[float, Meta(gt=0, le=1e30)]
 
 
 class _Seen(Struct):
-    """The digests of the names of the images of a split, int64."""
+    """The digests of the content of the images of each split, int64."""
 
     train: bytes
     val: bytes
