@@ -41,7 +41,6 @@ def export(options: ExportSettings) -> Path:
     written that `timm.create_model` and the Hugging Face hub can read. The result is discarded if a probability differs
     from the checkpoint's by more than 1e-4, or if a class differs.
 
-
     Returns:
         The file or folder.
     """

@@ -19,9 +19,8 @@ from finetune.data.mirror import copied, listed, mirror_of
 if TYPE_CHECKING:  # a command line is checked without it
     import numpy as np
 
-_SMALL_BYTES = (
-    2**16
-)  # of an object that is copied where pieces of it are wanted: one request instead of three
+# Bytes of an object that is copied where pieces of it are wanted: one request instead of three.
+_SMALL_BYTES = 2**16
 
 # "link" is a dangling link, "other" for example a pipe; None if there is nothing
 Kind = Literal["folder", "file", "link", "other"] | None

@@ -34,7 +34,7 @@ _SYNC_BYTES = 2**28
 
 
 class MemmapImages:
-    """The images of a file. Each takes 16 bytes in addition to its pixels.
+    """The images of a file. In addition to its pixels each takes 8 bytes of the file, and 8 bytes of memory.
 
     Attributes:
         about: The description that was passed to `write_memmap`.

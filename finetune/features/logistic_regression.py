@@ -307,9 +307,8 @@ class _Fit:
         """
         num = len(self.x)
         diagonal = (loss.rows * loss.importance * p * (1 - p)).float().T @ self.squares
-        diagonal = (diagonal.double() / num + penalty).clamp(
-            min=1e-30
-        )  # no image may have a curvature
+        # all images may be without curvature
+        diagonal = (diagonal.double() / num + penalty).clamp(min=1e-30)
         norm = float(gradient.norm())
         # the smaller the gradient, the more precise the step, as far as float32 allows
         limit = max(norm * min(max(math.sqrt(norm), 1e-5), 0.1), self.tolerance / 10)

@@ -99,9 +99,8 @@ def load_safely(path: str | Path) -> Any:
     try:
         with torch.serialization.safe_globals(_STAND_INS):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        Exception
-    ) as error:  # the unpickler raises errors of many types, also for arbitrary bytes
+    # the unpickler raises errors of many types, also for arbitrary bytes
+    except Exception as error:
         what = f"it begins with {repr(beginning)[1:]}" if beginning else "it is empty"
         problem = f"is damaged, or not a file of torch: {what}"
         named = _OBJECT.search(str(error))

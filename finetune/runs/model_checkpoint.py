@@ -162,9 +162,8 @@ class Checkpoints(Checkpoint):
             rates = next((c.last for c in trainer.callbacks if isinstance(c, Rates)), {})  # type: ignore[attr-defined]
             seconds = time.monotonic() - self._epoch_began
             logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds, rates)
-        if _is_last_batch(
-            trainer
-        ):  # else a limit has ended the run inside the epoch, and last.ckpt is written
+        # else a limit has ended the run inside the epoch, and last.ckpt is written
+        if _is_last_batch(trainer):
             self._save(trainer, *self._names(is_last=True))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -17,9 +17,8 @@ _held: dict[Path, int] = {}
 # Descriptors of other files for child processes, which keep this second lock as long as one of them lives.
 _inherited: dict[Path, int] = {}
 _LONGEST_END = 30.0  # seconds until the children of a killed process have ended
-_LONGEST_LOOK = (
-    1.0  # seconds for which a process that looks whether a run is written may have its lock
-)
+# Seconds for which a process that looks whether a run is written may have its lock.
+_LONGEST_LOOK = 1.0
 
 
 def hold(run: Path) -> None:

@@ -234,9 +234,8 @@ def one_at_a_time(target: Path) -> Iterator[bool]:
             except BlockingIOError:
                 has_waited = True
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if not _is_at(
-                path, file
-            ):  # the process before has deleted it: another one locks a new file
+            # if the process before has deleted it, another one locks a new file
+            if not _is_at(path, file):
                 has_waited = True
                 continue
             try:

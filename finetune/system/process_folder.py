@@ -32,9 +32,8 @@ def process_folder(parent: Path) -> Path:
             with one_at_a_time(parent / "processes"):
                 remove_ended(parent)
                 folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-                descriptor = os.open(
-                    folder / _LOCK, os.O_CREAT | os.O_RDWR
-                )  # until the process ends
+                # open until the process ends
+                descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR)
                 lock_if_supported(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             atexit.register(_remove, folder, os.getpid())
             _folders[key] = folder

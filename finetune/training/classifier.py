@@ -266,9 +266,8 @@ class Classifier(pl.LightningModule):
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         logits = self._logits(batch)
         self._collector.add(batch, logits)
-        if (
-            self.trainer.state.fn != "fit"
-        ):  # there the loss is checked, without waiting for the device
+        # in a fit the loss is checked, without waiting for the device
+        if self.trainer.state.fn != "fit":
             p = self.calibration.probabilities(logits)
             check_evaluated(p, batch["index"], self.trainer)
 
