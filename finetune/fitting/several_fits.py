@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
@@ -186,19 +187,19 @@ def _run(folder: Path, arguments: Sequence[str]) -> int:
 
 def _write_beginning(folder: Path, plan: Plan) -> None:
     """Write how the fits began, or went on, and their settings."""
+    # Before run.json: only with its settings can a run go on.
+    replace_text(folder / "config.yaml", plan.config)
     run = RunDir(folder)
+    facts: dict[str, Any] = {"command": plan.command, "folder": os.getcwd()}
     if run.facts.command:
-        run.update(went_on_by=[*run.facts.went_on_by, plan.command], ended=None)
-    else:
-        run.update(command=plan.command, folder=os.getcwd())
-    place = place_of(arguments_in_effect(plan.settings.data))
+        facts = {"went_on_by": [*run.facts.went_on_by, plan.command], "ended": None}
     run.update(
+        **facts,
         identity=plan.identity,
-        data=place,
+        data=place_of(arguments_in_effect(plan.settings.data)),
         network=plan.settings.model.backbone,
         fingerprint=None if plan.data is None else plan.data.fingerprint,
     )
-    replace_text(folder / "config.yaml", plan.config)
 
 
 def _conclude(folder: Path, plan: Plan) -> None:

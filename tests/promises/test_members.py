@@ -16,10 +16,11 @@ from runs import fits_in_this_process
 import finetune
 from finetune.cli import main
 from finetune.data.decode import decode
+from finetune.fitting import several_fits
 from finetune.inference.predictor import Predictor
 from finetune.models.backbones import build
 from finetune.runs import run_lock
-from finetune.runs.run_dir import RunDir
+from finetune.runs.run_dir import RunDir, runs_of
 from finetune.training.calibration import Calibration
 
 pytestmark = pytest.mark.slow
@@ -183,6 +184,22 @@ def test_resume_begins_a_member_again_that_was_killed_before_its_first_checkpoin
     with fits_in_this_process():
         cli("fit", "--resume", copied)
     assert is_equal(weights_of(copied), weights_of(folder / RUN))
+
+
+def test_resume_begins_members_anew_that_ended_before_their_settings_were_written(
+    colours, cli, monkeypatch
+):
+    words = ("fit", colours, *QUICKEST, "--trainer.max_steps", 1, "--members", 2)
+
+    def end(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(several_fits, "replace_text", end)
+        cli(*words)
+    with fits_in_this_process():
+        cli(*words, "--resume")
+    assert [len(run.fits) for run in runs_of("runs")].count(2) == 1
 
 
 def test_members_are_not_joined_on_other_images_than_they_were_trained_on(copied, colours, cli):
