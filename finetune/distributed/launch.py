@@ -42,31 +42,45 @@ def cluster_environment() -> list[ClusterEnvironment]:
 def num_processes(devices: Any, num_nodes: int) -> tuple[Any, int]:
     """Return `trainer.devices` and `trainer.num_nodes`: those of the launcher, if there is one and they are not set.
 
-    Lightning refuses numbers that differ from those of the launcher.
-
     Args:
-        devices: The user's `trainer.devices`; "auto" if it is not set.
+        devices: The user's `trainer.devices`; "auto" or -1 if the number is not set.
         num_nodes: The user's `trainer.num_nodes`; 1 if it is not set.
 
     Raises:
-        ValueError: srun has started several processes that Lightning would not join.
+        WrongUsage: The numbers differ from those of the launcher. Of one device Lightning would not notice it: each
+            process would train by itself.
     """
     if TorchElasticEnvironment.detect():
+        launcher = "torchrun"
         total = int(os.environ["WORLD_SIZE"])
         per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-    elif SLURMEnvironment.detect() and _SRUN_TASKS in os.environ:
+        nodes = total // per_node
+    elif _SRUN_TASKS in os.environ:
+        launcher = "srun"
         total = int(os.environ[_SRUN_TASKS])
-        per_node = total // int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
-    elif int(os.environ.get(_SRUN_TASKS, 1)) > 1:
-        name = os.environ.get("SLURM_JOB_NAME")
-        raise ValueError(
-            f"srun started several processes, but Lightning ignores jobs named {name!r}: rename it"
-        )
-    else:  # also an interactive shell that srun has started: Lightning starts the processes
+        nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
+        per_node = total // nodes
+    else:
         return devices, num_nodes
-    if devices == "auto":
+    started = f"{launcher} started {total} processes"
+    if launcher == "srun" and not SLURMEnvironment.detect():
+        if total == 1:  # an interactive shell that srun has started: Lightning starts the processes
+            return devices, num_nodes
+        name = os.environ.get("SLURM_JOB_NAME")
+        raise WrongUsage(f"{started}, but Lightning ignores jobs named {name!r}: rename it")
+    if per_node * nodes != total:
+        raise WrongUsage(
+            f"{started}, with different numbers on the machines: that is not supported"
+        )
+    requested = count_devices(devices)
+    if requested not in (None, per_node) or num_nodes not in (1, nodes):
+        raise WrongUsage(
+            f"{started}, {per_node} on each of {counted(nodes, 'machine')}, but trainer.devices is {devices} and "
+            f"trainer.num_nodes {num_nodes}: omit both"
+        )
+    if requested is None:
         devices = per_node
-    return devices, total // per_node if num_nodes == 1 else num_nodes
+    return devices, nodes
 
 
 def check_num_processes(devices: Any, accelerator: Any, setting: str = "trainer.devices") -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from finetune.distributed.launch import cluster_environment, num_processes
+from finetune.system.messages import WrongUsage
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, launcher: str, total: int, machines: int) -> None:
@@ -32,7 +33,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, launcher: str, total: int, machine
         ("torchrun", 2, 1, ("auto", 1), (2, 1)),
         ("torchrun", 2, 1, (2, 1), (2, 1)),
         ("torchrun", 2, 1, ([0, 1], 1), ([0, 1], 1)),
-        ("torchrun", 2, 1, ("-1", 1), ("-1", 1)),
+        ("torchrun", 2, 1, ("-1", 1), (2, 1)),
         ("torchrun", 4, 2, ("auto", 1), (2, 2)),
         ("torchrun", 4, 2, ("2", 2), ("2", 2)),
         ("srun", 2, 1, ("auto", 1), (2, 1)),
@@ -47,6 +48,24 @@ def test_devices_are_those_that_a_launcher_has_started(
 ):
     launched(monkeypatch, launcher, total, machines)
     assert num_processes(*given) == expected
+
+
+@pytest.mark.parametrize(
+    ("launcher", "total", "given", "words"),
+    [
+        *(
+            (launcher, 4, given, "omit both")
+            for launcher in ("torchrun", "srun")
+            for given in [(1, 1), (4, 1), ("0,1,2", 1), ([0], 2), (1, 4), ("auto", 3)]
+        ),
+        ("torchrun", 3, ("auto", 1), "different numbers"),
+        ("srun", 3, ("auto", 1), "different numbers"),
+    ],
+)
+def test_devices_that_contradict_a_launcher_are_refused(monkeypatch, launcher, total, given, words):
+    launched(monkeypatch, launcher, total, 2)
+    with pytest.raises(WrongUsage, match=f"{launcher} started {total} processes.*{words}"):
+        num_processes(*given)
 
 
 def test_a_shell_that_srun_began_starts_what_it_likes_and_several_of_them_are_refused(monkeypatch):
