@@ -10,7 +10,7 @@ Choosing the network by the data helps most for small data sets: arXiv:2410.0859
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,16 +23,13 @@ from finetune.features.logistic_regression import cross_validate
 _FEWEST_IMAGES = 512
 _MOST_IMAGES = 4096
 _IMAGES_OF_CLASS = 8
-# Penalties of the head; the better one counts (docs/networks.md, "Let the data choose").
+_FIRST_SHARE = 0.25  # of the time, for the images of the first network above the fewest
+# Penalties of the head; the better one counts.
 _STRENGTHS = (1e-3, 1e-4)
 _SEEDS = (0, 1)  # of the folds: the mean of two cross-validations is more precise
 
-# Maps indices of images and a deadline (of `time.monotonic`) to features (N, D).
-FeaturesOf = Callable[[NDArray[np.integer], float], NDArray[np.floating]]
-
-
-class OutOfTime(Exception):
-    """The features were not finished in time."""
+# Computes the features of each image, (D,), one after another, by its index.
+FeaturesOf = Callable[[NDArray[np.integer]], Iterable[NDArray[np.floating]]]
 
 
 class Unusable(Exception):
@@ -83,41 +80,59 @@ def rank(
 ) -> Ranking:
     """Rank networks on the same images, until the time is over.
 
+    If the first network is slow, there are fewer images, so that others are tried too.
+
     Args:
         networks: Functions that load each network, or raise `Unusable`.
         labels: Class index of each image, (N,).
         num_classes: K.
-        seconds: Time budget. The first usable network is always tried.
+        seconds: Time budget. The first usable network is always tried, on at least 512 images.
         seed: Seed of the choice of images.
         groups: Group of each image, (N,), in any numbers; None if each image is a group of its own.
     """
     num = max(_FEWEST_IMAGES, min(_MOST_IMAGES, _IMAGES_OF_CLASS * num_classes))
     chosen = stratified_order(labels, seed)[:num]
-    of_images = None if groups is None else groups[chosen]
     ranking = Ranking()
     deadline = time.monotonic() + seconds
     for name, load in networks.items():
         began = time.monotonic()
-        until = deadline if ranking.standings else math.inf
-        if began > until:
+        is_first = not ranking.standings
+        if began > deadline and not is_first:
             ranking.untried.append(name)
             continue
         try:
-            features = load()(chosen, until)
+            features_of = load()
         except Unusable as error:
             ranking.unusable[name] = str(error)
             continue
-        except OutOfTime:
+        if is_first:
+            until = time.monotonic() + _FIRST_SHARE * seconds
+            features = np.stack([*_computed(features_of(chosen), until, _FEWEST_IMAGES)])
+            chosen = chosen[: len(features)]
+        else:
+            features = np.stack([*_computed(features_of(chosen), deadline)])
+        if len(features) < len(chosen):
             ranking.untried.append(name)
             continue
         if not np.isfinite(features).all():
             ranking.unusable[name] = "its features are not finite"
             continue
+        of_images = None if groups is None else groups[chosen]
         loss, accuracy, _ = cross_validated_scores(features, labels[chosen], num_classes, of_images)
         duration = time.monotonic() - began
         ranking.standings.append(Standing(name, accuracy, loss, len(chosen), duration))
     ranking.standings.sort(key=lambda standing: standing.loss)
     return ranking
+
+
+def _computed(
+    rows: Iterable[NDArray[np.floating]], until: float, fewest: int = 1
+) -> Iterator[NDArray[np.floating]]:
+    """Yield the features of images until a time is over, but of the fewest images in any case."""
+    for num, row in enumerate(rows, 1):
+        yield row
+        if num >= fewest and time.monotonic() > until:
+            return
 
 
 def stratified_order(labels: NDArray[np.integer], seed: int) -> NDArray[np.int64]:

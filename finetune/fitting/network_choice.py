@@ -6,7 +6,7 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from finetune.data.decode import DecodeError
 from finetune.data.samples import Samples
 from finetune.data.transforms import eval_transform, preparation
 from finetune.distributed.launch import has_launcher
-from finetune.features.backbone_ranking import FeaturesOf, OutOfTime, Ranking, Unusable, rank
+from finetune.features.backbone_ranking import FeaturesOf, Ranking, Unusable, rank
 from finetune.features.image_features import Features, features_of
 from finetune.fitting.build import arguments_in_effect
 from finetune.fitting.defaults import settle_preparation
@@ -237,17 +237,9 @@ def _load(
             image = np.zeros((size, size, 3), np.uint8)
         return transform(image=image)["image"]
 
-    def features(chosen: NDArray[np.integer], deadline: float) -> NDArray[np.floating]:
-        rows: list[NDArray[np.floating]] = []
-        for row in track(
-            features_of(network, samples, chosen.tolist(), prepared, size),
-            len(chosen),
-            f"features of {name}",
-        ):
-            rows.append(row)
-            if len(rows) < len(chosen) and time.monotonic() > deadline:
-                raise OutOfTime
-        return np.stack(rows)
+    def features(chosen: NDArray[np.integer]) -> Iterable[NDArray[np.floating]]:
+        rows = features_of(network, samples, chosen.tolist(), prepared, size)
+        return track(rows, len(chosen), f"features of {name}")
 
     return features
 

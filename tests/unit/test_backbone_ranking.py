@@ -1,12 +1,13 @@
 """The ranking of `--backbone auto` finds the most informative network, within its time."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune.features.backbone_ranking import (
-    OutOfTime,
     Ranking,
     Unusable,
     cross_validated_scores,
@@ -28,13 +29,14 @@ def features(signal: float, labels: np.ndarray = LABELS, seed: int = 1) -> np.nd
     return means[labels] + rng.standard_normal((len(labels), DIM))
 
 
-def networks(table: dict[str, np.ndarray], before=lambda name, chosen, deadline: None) -> dict:
-    """Networks by name with these features of each image; `before` is called with what each is asked for."""
+def networks(table: dict[str, np.ndarray], before=lambda name, index: None) -> dict:
+    """Networks by name with these features of each image; `before` is called before each of them."""
 
     def load(name: str):
-        def of(chosen, deadline):
-            before(name, chosen, deadline)
-            return table[name][chosen]
+        def of(chosen):
+            for index in chosen.tolist():
+                before(name, index)
+                yield table[name][index]
 
         return lambda: of
 
@@ -49,8 +51,8 @@ def ranked() -> tuple[Ranking, dict[str, list[int]]]:
     """The ranking of these networks, and the images that each was asked for."""
     asked: dict[str, list[int]] = {}
 
-    def ask(name, chosen, _):
-        asked.setdefault(name, []).extend(chosen.tolist())
+    def ask(name, index):
+        asked.setdefault(name, []).append(index)
 
     return rank(networks(FOUR, ask), LABELS, CLASSES, 1e9), asked
 
@@ -109,19 +111,36 @@ def test_without_time_the_first_network_is_tried_and_the_others_are_named():
     assert ranking.untried == ["n1", "n2", "n3"]
 
 
-def test_a_network_that_runs_out_of_time_is_untried():
-    deadlines: list[float] = []
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """The time of the ranking, which only the test moves."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
 
-    def end(name, chosen, deadline):
-        deadlines.append(deadline)
-        if name == "n2":
-            raise OutOfTime
 
-    ranking = rank(networks(FOUR, end), LABELS, CLASSES, 1e9)
-    assert [standing.name for standing in ranking.standings] == ["n3", "n1", "n0"]
-    assert ranking.untried == ["n2"]
-    # the first network has no deadline
-    assert [deadline == float("inf") for deadline in deadlines] == [True, False, False, False]
+def test_a_network_that_runs_out_of_time_is_untried(clock):
+    def wait(name, _):
+        clock[0] += name == "n2"
+
+    ranking = rank(networks(FOUR, wait), LABELS, CLASSES, 100.0)
+    assert [standing.name for standing in ranking.standings] == ["n1", "n0"]
+    assert ranking.untried == ["n2", "n3"]
+
+
+def test_a_slow_first_network_has_fewer_images_so_that_others_are_ranked_on_the_same(clock):
+    labels = np.arange(1000) % 70
+    rows = np.random.default_rng(0).standard_normal((1000, 2))
+
+    def wait(name, _):
+        clock[0] += 0.125
+
+    # 8 images of each class would take 70 s for each network
+    ranking = rank(networks({"a": rows, "b": rows}, wait), labels, 70, 264.0)
+    assert [standing.num_images for standing in ranking.standings] == [529, 529]
+    assert ranking.untried == []
+    (alone,) = rank(networks({"a": rows}, wait), labels, 70, 8.0).standings
+    assert alone.num_images == 512
 
 
 def test_the_score_is_that_of_the_head_on_the_features_themselves():
