@@ -79,13 +79,20 @@ def learnable_labels(
         groups: Number of each image, as `fold_groups` returns it, (N,).
         num_classes: K.
     """
-    has_label = _has_label(labels, num_classes)
     first, group_of = first_of_groups(groups)
-    is_present = has_label[first]
-    is_lacking = 1 - is_present
-    np.maximum.at(is_present, group_of, has_label)
-    np.maximum.at(is_lacking, group_of, 1 - has_label)
-    return np.minimum(is_present.sum(axis=0), is_lacking.sum(axis=0)) >= NUM_FOLDS
+    if labels.ndim == 1:
+        of_group, label = np.unique(np.column_stack([group_of, labels]), axis=0).T
+        is_only = np.bincount(of_group)[of_group] == 1
+        num_present = np.bincount(label, minlength=num_classes)
+        num_lacking = len(first) - np.bincount(label[is_only], minlength=num_classes)
+    else:
+        is_present = labels[first]
+        is_lacking = 1 - is_present
+        np.maximum.at(is_present, group_of, labels)
+        np.maximum.at(is_lacking, group_of, 1 - labels)
+        num_present = is_present.sum(axis=0)
+        num_lacking = is_lacking.sum(axis=0)
+    return np.minimum(num_present, num_lacking) >= NUM_FOLDS
 
 
 def rank_labels(
@@ -100,21 +107,18 @@ def rank_labels(
         labels: As in `out_of_fold`.
         groups: Number of each image, as `fold_groups` returns it, (N,).
     """
-    num_classes = probabilities.shape[1]
-    has_label = _has_label(labels, num_classes)
-    confidence = np.where(has_label == 1, probabilities, 1 - probabilities)
-    is_ranked = np.ones_like(has_label, bool) if labels.ndim == 2 else has_label == 1
-    is_ranked &= learnable_labels(labels, groups, num_classes)
-    confidence[~is_ranked] = np.inf
-    order = np.argsort(confidence, axis=None, kind="stable")[: is_ranked.sum()]
-    return np.column_stack(np.unravel_index(order, has_label.shape))
-
-
-def _has_label(labels: NDArray[np.integer], num_classes: int) -> NDArray[np.int64]:
-    """Return whether each image has each label, (N, K), 0 or 1."""
+    if labels.ndim == 1:
+        pairs = np.column_stack([np.arange(len(labels)), labels])
+    else:
+        pairs = np.indices(labels.shape).reshape(2, -1).T
+    is_learnable = learnable_labels(labels, groups, probabilities.shape[1])
+    pairs = pairs[is_learnable[pairs[:, 1]]]
+    images = pairs[:, 0]
+    classes = pairs[:, 1]
+    confidence = probabilities[images, classes]
     if labels.ndim == 2:
-        return labels.astype(np.int64)
-    return np.eye(num_classes, dtype=np.int64)[labels]
+        confidence = np.where(labels[images, classes] == 1, confidence, 1 - confidence)
+    return pairs[np.argsort(confidence, kind="stable")]
 
 
 def label_findings(

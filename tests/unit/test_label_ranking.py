@@ -1,5 +1,7 @@
 """The ranking of doubtful labels is that of scikit-learn with the same folds; no image decides its own label."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from reviews import begin_review, job_of
@@ -92,6 +94,15 @@ def test_classes_smaller_than_the_folds_are_not_doubted_nor_those_of_copies():
     assert len({*one_by_one} & {*range(30, 38)}) > 5
     features, labels = blobs(12)  # all are copies of one
     assert out_of_fold(features, labels, np.zeros(12, int), 3).tolist() == [[0.0] * 3] * 12
+
+
+def test_a_ranking_of_many_classes_takes_less_memory_than_their_probabilities():
+    probabilities = np.full((4000, 500), 1 / 500)
+    tracemalloc.start()
+    ranked = rank_labels(probabilities, np.arange(4000) % 500, np.arange(4000))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(ranked) == 4000 and most < probabilities.nbytes / 2
 
 
 def test_a_finding_names_the_file_and_both_classes_and_a_copy_is_no_witness(tmp_path):
