@@ -88,7 +88,9 @@ class ReviewSession:
         self.outdated = threading.Event()
         self._index_of = {composed(name): i for i, name in enumerate(images.names())}
         self._class_of = {composed(name): k for k, name in enumerate(images.class_names)}
-        self._decisions: dict[int, Decision] = {}
+        self._decisions: dict[int, Decision] = {}  # of the lines that were parsed
+        self._parsed: list[Correction] | None = None  # the list of `file` that they are in
+        self._num_parsed = 0
         self._lock = threading.RLock()
         self._num_ranked = 0  # lines of the file that the last ranking knew
         self._is_shown = np.zeros(len(images), bool)  # by index
@@ -202,11 +204,17 @@ class ReviewSession:
             self.outdated.set()
 
     def _read_lines(self) -> None:
-        self._decisions = {}
-        for number, line in enumerate(self.file.lines, 1):
+        """Parse the lines of the file that are new; all of them if others have changed it."""
+        lines = self.file.lines
+        if lines is not self._parsed:
+            self._parsed = lines
+            self._num_parsed = 0
+            self._decisions = {}
+        for number, line in enumerate(lines[self._num_parsed :], self._num_parsed + 1):
             i = self._index_of.get(composed(line.path))
             if i is not None:
                 self._decisions[i] = self._parse(i, line.now, number)
+        self._num_parsed = len(lines)
 
     def _decision(self, i: int) -> Decision:
         return self._decisions.get(i, Decision())
