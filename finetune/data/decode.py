@@ -35,8 +35,10 @@ from finetune.data.limits import MAX_BYTES, MAX_PIXELS, MAX_SCANS
 IMAGE_SUFFIXES: frozenset[str] = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
 )
+IMAGE_KINDS = "JPEG, PNG, WebP, AVIF, BMP, TIFF or GIF"
 if has_heic_reader():
     IMAGE_SUFFIXES |= frozenset(HEIC_SUFFIXES)
+    IMAGE_KINDS = f"HEIC, {IMAGE_KINDS}"
 
 NUM_HEAD_BYTES = 16  # from which the format of a file is known
 _JPEG_START = b"\xff\xd8\xff"
@@ -167,8 +169,7 @@ def open_image(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
     if (num_bytes := file.seek(0, os.SEEK_END)) > MAX_BYTES:
         raise ValueError(f"{num_bytes:,} bytes are more than the limit of {MAX_BYTES:,}")
     if not begins_like_image(head):
-        kinds = "JPEG, PNG, WebP, AVIF, HEIC, BMP, TIFF or GIF"
-        raise ValueError(f"not a {kinds} image: its first bytes are {head!r}")
+        raise ValueError(f"not an image of {IMAGE_KINDS}: its first bytes are {head!r}")
     file.seek(0)
     image = _opened(file, head)
     _check_size(*image.size, max_pixels)

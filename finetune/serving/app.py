@@ -12,6 +12,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 import finetune
+from finetune.data.decode import IMAGE_KINDS
 from finetune.inference.predictor import Predictor
 from finetune.serving.access_log import AccessLog
 from finetune.serving.errors import ERROR_HANDLERS
@@ -121,7 +122,7 @@ def _model_routes(service: Service) -> APIRouter:
         methods=["POST"],
         summary="Classify images",
         description="One image as the body, or several as files of a multipart form: "
-        f"JPEG, PNG, WebP, BMP, TIFF or GIF of at most {limits.max_pixels:,} pixels.",
+        f"{IMAGE_KINDS} of at most {limits.max_pixels:,} pixels.",
         response_model=Predictions[Prediction] if is_single else Predictions[LabelsPrediction],
         response_model_exclude_unset=True,
         response_description="one for each image, in the order of the request",

@@ -52,5 +52,5 @@ def test_the_description_of_predict_is_made_of_options_and_limits(clients):
     predict = clients["single"].get("/openapi.json").json()["paths"]["/predict"]["post"]
     assert [p["name"] for p in predict["parameters"]] == ["top_k", "looked_at"]
     assert all(p["description"] for p in predict["parameters"])
-    assert "10,000 pixels" in predict["description"]
+    assert "10,000 pixels" in predict["description"] and "AVIF" in predict["description"]
     assert "4 images or 200,000 bytes" in predict["responses"]["413"]["description"]

@@ -45,7 +45,7 @@ def test_files_that_cannot_be_read_are_named_in_words_and_take_no_memory(tmp_pat
     contents = {
         "bomb.png": (empty_png(70_000, 70_000), "limit of 178956970"),
         "empty.jpg": (b"", "is empty"),
-        "page.jpg": (b"<html>", "not a JPEG"),
+        "page.jpg": (b"<html>", "not an image"),
         "cut.jpg": ((tmp_path / "fine.jpg").read_bytes()[:2000], "truncated"),
         "slow.jpg": (progressive(200), "100 scans"),
     }
