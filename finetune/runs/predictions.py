@@ -146,11 +146,12 @@ class PredictionWriter(pl.Callback):
         for i, error in outputs["bad"]:
             of_batch[i] = Predicted(samples.paths[i], error=error)
         in_order = [of_batch[i] for i in sorted(of_batch)]
-        counts, num_rows, last = self._own
+        counts = self._own.counts
+        last = self._own.last
         for one in in_order:
             counts.update(self._rows.counted(one))
             last = one
-        self._own = _OfRank(counts, num_rows + len(in_order), last)
+        self._own = _OfRank(counts, self._own.num_rows + len(in_order), last)
         if self.is_written:
             with self._keep_part_on_error(trainer):
                 self._csv.writerows(map(self._rows.cells, in_order))

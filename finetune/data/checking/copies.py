@@ -283,18 +283,26 @@ def connected(edges: Sequence[tuple[int, int]], num: int) -> list[list[int]]:
     return sorted(members.tolist() for members in sets if len(members) > 1)
 
 
-_PLACES: dict[str, tuple[Level, str, str]] = {
-    "leak": (
+class _Place(NamedTuple):
+    """What a finding says about copies in a place."""
+
+    level: Level
+    where: str
+    advice: str
+
+
+_PLACES = {
+    "leak": _Place(
         "bad",
         "in more than one split",
         "Images that were seen in training make test results too good. Keep each set in one split.",
     ),
-    "two_classes": (
+    "two_classes": _Place(
         "bad",
         "in more than one class",
         "At least one of the labels is wrong, or the image shows both. Keep it in one class, or in none.",
     ),
-    "copies": (
+    "copies": _Place(
         "note",
         "in one class",
         "Each copy counts as a separate image, in training and in a validation split taken from it. "
@@ -334,12 +342,12 @@ def duplicate_findings(
         members = sorted(i for first in joined for i in equals.get(first, [first]))
         add("near", members, f"{about}; ", pair.correlation)
     findings = []
-    for (place, kind), of_kind in sorted(rows.items()):
-        level, where, advice = _PLACES[place]
+    for (name, kind), of_kind in sorted(rows.items()):
+        place = _PLACES[name]
         what = "identical files" if kind == "exact" else "near duplicates"
-        title = f"{counted(len(of_kind), 'set')} of {what} {where}"
+        title = f"{counted(len(of_kind), 'set')} of {what} {place.where}"
         of_kind.sort(key=lambda row: -row.value)
-        findings.append(Finding(f"{place}_{kind}", level, title, advice, of_kind))
+        findings.append(Finding(f"{name}_{kind}", place.level, title, place.advice, of_kind))
     return findings
 
 

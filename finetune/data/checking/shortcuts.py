@@ -8,6 +8,7 @@ is fitted on one half of the images and measured on the other.
 # Shapes: N images, K labels.
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +19,26 @@ from finetune.system.messages import counted
 
 _NUM_QUANTILES = 12
 _MIN_IMAGES = 20  # images of the class and of the rest; with fewer the strength is chance
-# For each target the least strength, and its finding. Different classes may look different: in five sets of ordinary
-# photographs the highest strength is 0.65 for a class (aerial images of forest, by brightness) and 0.37 for a split.
-_TARGETS: dict[str, tuple[float, Level, str]] = {
-    "class": (
+
+
+class _Target(NamedTuple):
+    """What a finding says about a kind of labels, from which strength on."""
+
+    least: float
+    level: Level
+    advice: str
+
+
+# Different classes may look different: in five sets of ordinary photographs the highest strength is 0.65 for a class
+# (aerial images of forest, by brightness) and 0.37 for a split.
+_TARGETS = {
+    "class": _Target(
         0.7,
         "warning",
         "A network learns whatever separates the classes most easily. If that is how images were made, not what they "
         "show, it fails on other images. Mix sources within each class, or convert all images in the same way.",
     ),
-    "split": (
+    "split": _Target(
         0.4,
         "note",
         "The splits were made from different sources or at different times: results on one say little about the other, "
@@ -48,11 +59,11 @@ def shortcut_findings(
         labels: Index into `names` of each image, (N,).
         names: Names of the labels.
     """
-    least, level, advice = _TARGETS[target]
+    about = _TARGETS[target]
     rows: list[Row] = []
     for what, values in _properties(facts).items():
         by_label = strengths(_cells(values[chosen]), labels[chosen], len(names))
-        found = np.flatnonzero(by_label >= least)
+        found = np.flatnonzero(by_label >= about.least)
         if target == "split" or len(names) == 2:  # with two labels the second is redundant
             found = found[np.argsort(-by_label[found], kind="stable")][:1]
         for label in found.tolist():
@@ -66,7 +77,7 @@ def shortcut_findings(
         properties = counted(len(rows), "property", "properties")
         title = f"{properties} of the files {verb} away the {target}"
         rows.sort(key=lambda row: -row.value)
-        yield Finding(f"shortcut_{target}", level, title, advice, rows)
+        yield Finding(f"shortcut_{target}", about.level, title, about.advice, rows)
 
 
 def _properties(facts: Facts) -> dict[str, NDArray]:
