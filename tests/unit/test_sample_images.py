@@ -39,7 +39,7 @@ def test_the_drawing_is_the_one_that_was_measured(name):
     [
         ("source", dict.fromkeys(COUNTS, 1), 8),
         ("target", COUNTS, 2),
-        ("several", {"train": 30, "val": 5, "test": 10}, 1),
+        ("several", {"train": 10, "val": 3, "test": 3}, 1),
     ],
 )
 def test_sample_data_has_the_images_that_were_drawn(tmp_path, task, counts, num_classes):
