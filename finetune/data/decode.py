@@ -62,11 +62,14 @@ _FILLER = bytes(np.random.default_rng(0).integers(0, 255, 32, np.uint8))
 # Tags of a TIFF.
 _BITS_PER_SAMPLE = 258
 _PHOTOMETRIC = 262
+_MAX_SAMPLE_VALUE = 281
 _TILE_WIDTH = 322
 _TILE_HEIGHT = 323
 _SAMPLE_FORMAT = 339
 _WHITE_IS_ZERO = 0
 _SIGNED = 2
+# largest samples of 9 to 15 bits, stored in 16
+_MAX_SAMPLES = {2**bits - 1 for bits in range(9, 16)}
 # PNGs whose transparent colour Pillow compares with pixels that it has converted
 _CONVERTED = ("L;2", "L;4", "I;16B", "RGB;16B")
 
@@ -323,6 +326,10 @@ def _check_samples(image: Image.Image) -> None:
     if image.mode in ("I", "F") or is_signed or bits not in (8, 16):
         raise ValueError(
             "its samples are signed, or do not have 8 or 16 bits: save it with unsigned samples of 8 or 16 bits"
+        )
+    if is_deep and (stated := _first(tags.get(_MAX_SAMPLE_VALUE, 0))) in _MAX_SAMPLES:
+        raise ValueError(
+            f"its samples of 16 bits go up to {stated} only: save it with samples of 8 bits, or scaled to 65535"
         )
 
 

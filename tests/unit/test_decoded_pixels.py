@@ -233,10 +233,16 @@ def test_16_bits_keep_their_high_byte(suffix, channels):
 
 
 @pytest.mark.parametrize("white_is_zero", [True, False])
-def test_a_tiff_of_16_bits_keeps_its_high_byte(white_is_zero):
+def test_a_tiff_of_16_bits_keeps_its_high_byte_and_one_of_12_is_refused(white_is_zero):
     deep = (GREY.astype("<u2") << 8).tobytes()
     expected = 255 - GREY_RGB if white_is_zero else GREY_RGB
     np.testing.assert_array_equal(decode(tiff(deep, 16, white_is_zero)), expected)
+    dark = GREY.astype("<u2") << 4
+    with pytest.raises(DecodeError, match="up to 4095 only"):
+        decode(tiff(dark.tobytes(), 16, white_is_zero, tag281=4095))
+    # Not stated, or stated as no full scale: merely dark, for all that is known.
+    for more in ({}, {"tag281": 65535}, {"tag281": int(dark.max())}):
+        np.testing.assert_array_equal(decode(tiff(dark.tobytes(), 16, **more)), GREY_RGB >> 4)
 
 
 UNREAD = ("i1", "i2", "i4", "u4", "f4", "u8", "i8", "f2", "f8", "c8", "void 8", "void 16")
