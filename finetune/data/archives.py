@@ -23,7 +23,7 @@ from finetune.data import bucket
 from finetune.data.addresses import StorageError, is_address, real_place
 from finetune.data.splits import SPLIT_NAMES
 from finetune.system.cache_dir import COPIES, COPIES_MARK, cache_dir
-from finetune.system.files import one_at_a_time
+from finetune.system.files import one_at_a_time, rename_folder
 from finetune.system.messages import reason, shown
 from finetune.system.process_folder import process_folder
 
@@ -115,7 +115,7 @@ def _unpack(place: str, e_tag: str | None, folder: Path) -> None:
         is_zip = place.lower().endswith(".zip")
         _extract(_zip_members(path) if is_zip else _tar_members(path, limit), limit, content)
         (content / COPIES_MARK).touch()
-        content.rename(folder)
+        rename_folder(content, folder)
     except StorageError:  # not a fault of the archive
         raise
     except _DAMAGED as error:

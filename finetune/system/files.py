@@ -215,11 +215,21 @@ def lock_if_supported(descriptor: int, operation: int) -> bool:
     return True
 
 
+def rename_folder(folder: Path, target: Path) -> None:
+    """Give a complete folder its name, unless another process has made `target` by then, on a disk without locks."""
+    try:
+        folder.rename(target)
+    except OSError:
+        if not target.exists():
+            raise
+
+
 @contextmanager
 def one_at_a_time(target: Path) -> Iterator[bool]:
     """Hold a lock while this process makes `target`, on all machines that share the disk.
 
-    On file systems without locks there is none. Then several processes may make it at once, and the last one stays.
+    On file systems without locks there is none. Then several processes may make it at once: of a file the last one
+    stays, of a folder the first (`rename_folder`).
 
     Yields:
         Whether this process has waited for another one, which may have made `target`: the caller must look again.

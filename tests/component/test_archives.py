@@ -1,5 +1,7 @@
 """Archives of images are unpacked once, complete or not at all; hostile ones are one line and write nothing."""
 
+import errno
+import fcntl
 import gzip
 import io
 import multiprocessing
@@ -249,3 +251,21 @@ def test_an_end_while_an_archive_is_unpacked_leaves_nothing_that_is_taken_for_co
     assert files_in(folder) == FILES
     assert [path.name for path in cache.iterdir() if path.name[0] != "."] == [Path(folder).name]
     assert len(files_in(cache)) == len(FILES)  # the parts of a killed process are gone
+
+
+def test_two_processes_may_unpack_an_archive_at_once_on_a_disk_without_locks(monkeypatch):
+    def no_lock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_lock)
+    Path("photos.tar").write_bytes(GOOD)
+    extract = tarfile.TarFile.extract
+    others = ["photos.tar"]
+
+    def extract_after_the_other(*args: object, **options: object) -> None:
+        if others:
+            assert files_in(local_folder(others.pop())) == FILES
+        extract(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tarfile.TarFile, "extract", extract_after_the_other)
+    assert files_in(local_folder("photos.tar")) == FILES

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 from rich.progress import Progress
 
-from finetune.system.files import one_at_a_time
+from finetune.system.files import one_at_a_time, rename_folder
 from finetune.system.progress import console
 
 _LONGEST_REASON = 300  # characters
@@ -51,7 +51,7 @@ def fetch_archive(url: str, sha1: str, target: str | os.PathLike[str]) -> Path:
         ):
             if not target.exists():
                 archive = _download(url, sha1, Path(folder))
-                _extract(archive, Path(folder) / "content").rename(target)
+                rename_folder(_extract(archive, Path(folder) / "content"), target)
     except (OSError, HTTPException) as error:
         if isinstance(error, HTTPError):
             error.close()  # it holds the connection

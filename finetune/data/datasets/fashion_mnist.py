@@ -9,7 +9,7 @@ import numpy as np
 
 from finetune.data.addresses import check_is_local
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.system.files import one_at_a_time
+from finetune.system.files import one_at_a_time, rename_folder
 from finetune.system.messages import reason
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def write_images(root: Path) -> Path:
             content = Path(temporary, folder.name)
             for split, (pixels, labels) in splits.items():
                 _write_split(content / split, pixels, labels)
-            content.rename(folder)
+            rename_folder(content, folder)
     return folder
 
 
