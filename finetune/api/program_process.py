@@ -39,7 +39,11 @@ def preserved_process() -> Iterator[None]:
     The state is that of random number generators, environment variables, warnings, logging, signal handlers, the
     process group, locks of runs, and the C library's memory allocator. Settings of torch are the program's: they
     stay in effect, and so do those that options of a fit change, such as `trainer.deterministic`.
+
+    Raises:
+        WrongUsage: The program has changed the arithmetic of torch: the run would not be that of the command.
     """
+    _check_arithmetic()
     had_group = dist.is_available() and dist.is_initialized()
     restorers = [_save_random_state(), _save_environment(), _save_logging(), _save_signals()]
     with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
@@ -70,6 +74,17 @@ def check_not_forked(pid: int) -> None:
         raise RuntimeError(
             "this process was forked, and torch would wait for ever for threads that are not in it: call "
             "torch.set_num_threads(1) before, or start processes by spawn"
+        )
+
+
+def _check_arithmetic() -> None:
+    if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        raise WrongUsage("a fit cannot run within torch.autocast: call it outside")
+    dtype = torch.get_default_dtype()
+    device = torch.get_default_device()
+    if dtype != torch.float32 or device.type != "cpu":
+        raise WrongUsage(
+            f"a fit needs torch's usual defaults, torch.float32 and cpu, not {dtype} and {device}"
         )
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,28 @@ def test_a_process_group_of_the_program_stays(group_of_one):
     with preserved_process():
         pass
     assert dist.is_initialized()
+
+
+@contextmanager
+def float64_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("context", "word"),
+    [
+        (torch.autocast("cpu"), "autocast"),
+        (float64_by_default(), "float64"),
+        (torch.device("meta"), "meta"),
+    ],
+)
+def test_a_fit_whose_arithmetic_the_program_would_change_is_refused(colours, context, word):
+    with context, pytest.raises(ValueError, match=word):
+        fit(colours, **QUICK)
 
 
 @pytest.fixture(scope="module")
