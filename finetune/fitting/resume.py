@@ -158,6 +158,8 @@ def _has_number_of(identity: Identity, wanted: Identity, has_ended: bool) -> boo
 def find_run(root: Path, wanted: Identity) -> tuple[Path | None, str]:
     """Return the newest run of `fit` in a folder of runs that has the wanted identity, before any that has ended.
 
+    Runs that ended before their first checkpoint are passed over. If only such runs have not ended, there is none.
+
     Args:
         root: The folder of runs.
         wanted: The data and the network.
@@ -171,6 +173,7 @@ def find_run(root: Path, wanted: Identity) -> tuple[Path | None, str]:
     """
     pull_beginnings(root)
     passed = ""
+    begun = ""
     ended: tuple[Path, str] | None = None
     for folder in reversed(runs_of(root)):
         run = folder.path
@@ -192,7 +195,10 @@ def find_run(root: Path, wanted: Identity) -> tuple[Path | None, str]:
         else:
             # This never finds a run of our own rank 0: that makes its folder after all ranks have passed this line.
             check_free(run)
-            return None, f"that {run} ended before its first checkpoint"
+            begun = begun or f"{run} ended before its first checkpoint"
+            passed = passed or begun
+    if begun:
+        return None, f"that {begun}"
     if ended is not None:
         return ended[0], ended[1] and f"passed over: {ended[1]}"
     where = shown_place((root / "fit").resolve())

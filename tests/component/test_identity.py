@@ -65,6 +65,10 @@ def test_what_has_not_ended_goes_on_before_what_has(tmp_path):
     assert found(tmp_path, ANY) == unfinished
     (write_run(killed) / "checkpoints/last.ckpt").unlink()
     run, why = find_run(tmp_path, ANY)
+    assert run == unfinished
+    assert why == f"passed over: {killed} ended before its first checkpoint"
+    RunDir(unfinished).update(ended="now")
+    run, why = find_run(tmp_path, ANY)
     assert run is None and why == f"that {killed} ended before its first checkpoint"
 
 
