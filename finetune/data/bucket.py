@@ -9,6 +9,7 @@ obstore is imported in functions, since fits on local folders do not need it.
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -24,6 +25,7 @@ from finetune.system.messages import shown
 RETRY_SECONDS = 120.0
 # The same for requests with which a command starts: missing credentials look like a server that does not answer.
 START_SECONDS = 15.0
+_PAUSE = 0.5  # seconds, before a request that obstore does not repeat is repeated
 _OPTIONS: Any = {
     "timeout": timedelta(seconds=30),  # for one answer; a stalled request is repeated after it
     "connect_timeout": timedelta(seconds=5),
@@ -252,8 +254,18 @@ def _send(
     import obstore
 
     def ask() -> _Result:
-        client = _client(address, RETRY_SECONDS if seconds is None else seconds)
-        return request(obstore, client, address.key)
+        longest = RETRY_SECONDS if seconds is None else seconds
+        client = _client(address, longest)
+        end = time.monotonic() + longest
+        while True:
+            try:
+                return request(obstore, client, address.key)
+            except obstore.exceptions.BaseError as error:
+                # An answer has broken off, or was not HTTP. obstore requests the rest of an object, but not of a list.
+                is_repeated = re.search("response body|error sending request", str(error))
+                if not is_repeated or time.monotonic() > end:
+                    raise
+            time.sleep(_PAUSE)
 
     try:
         if threading.current_thread() is not threading.main_thread():
@@ -287,10 +299,6 @@ def _in_words(address: Address, error: Exception) -> Exception:
             f"{path}: {shown(text)}: such names are unsupported. Rename or delete it"
         )
     credentials = _CREDENTIALS[address.scheme]
-    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-        return StorageError(
-            f"{path}: access denied: check {credentials}, and the permissions there"
-        )
     text = re.sub(r"\w+://\S+", "", text).partition("<")[0]
     denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
     if isinstance(error, denied) or re.search(r"status code: 40[13]\b", text):

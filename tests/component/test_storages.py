@@ -468,6 +468,13 @@ def test_a_mark_of_a_folder_in_s3_is_no_image_and_hides_none(server):
     assert sorted(files_to_predict(place)) == [f"{root}/x/a.png", f"{root}/x/y/b.png"]
 
 
+@pytest.mark.parametrize("fault", ["truncate", "garbage"])
+def test_a_listing_whose_answer_breaks_off_or_is_not_http_is_repeated(server, fault):
+    server.fault = lambda *_: fault if server.requests["LIST"] < 3 else ""
+    local_folder(f"{server.address}/set")
+    assert server.requests == {"LIST": 3}
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

@@ -25,8 +25,8 @@ CREDENTIALS = {
 }
 
 # Returns what to do with a request, by its method and path: "" to answer it, "unavailable" for status 503, "deny" for
-# 403, "cut" to close the connection, "truncate" to send half of the body, or "lose" to do what it asks for without an
-# answer.
+# 403, "cut" to close the connection, "truncate" to send half of the body, "garbage" to send what is not HTTP, or "lose"
+# to do what it asks for without an answer.
 Fault = Callable[[str, str], str]
 _REFUSALS = {
     "unavailable": (503, b""),
@@ -115,7 +115,9 @@ class ObjectServer(LoopbackServer):
             status, body = _REFUSALS[fault]
             reply(request, (status, {}, body))
             return
-        answer = None if fault == "cut" else self._answer(request, sent)
+        if fault == "garbage":
+            request.wfile.write(b"garbage\r\n\r\n")
+        answer = None if fault in ("cut", "garbage") else self._answer(request, sent)
         if answer is None or fault == "lose":
             request.close_connection = True
             return
