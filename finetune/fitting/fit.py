@@ -288,16 +288,20 @@ def _check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None
 
 
 def _check_validates_after_steps(trainer: Trainer, data: ImageDataModule) -> None:
-    """Make sure that no validation within an epoch comes between batches whose gradients are accumulated.
+    """Make sure that validations come within epochs, and not between batches whose gradients are accumulated.
 
     Raises:
-        ValueError: One does.
+        ValueError: One does not.
     """
     num = trainer.accumulate_grad_batches
     batches = batches_within(trainer.limit_train_batches, data.num_batches)
     each = trainer.val_check_interval
     if isinstance(each, float):
         each = max(1, int(batches * each))
+    if "val" in data.splits and each > batches and trainer.check_val_every_n_epoch is not None:
+        raise ValueError(
+            f"trainer.val_check_interval {each} is more than the {batches} batches of an epoch"
+        )
     if "val" in data.splits and each < batches and each % num != 0:
         raise ValueError(
             f"trainer.val_check_interval {trainer.val_check_interval} validates every {each} batches, inside a step of "
