@@ -286,7 +286,10 @@ def _in_words(address: Address, error: Exception) -> Exception:
     from obstore import exceptions
 
     path = str(address)
-    # that a bucket is missing obstore says in words
+    if re.search("<Code>(NoSuchBucket|ContainerNotFound)</Code>", str(error)):
+        advice = "check its name, and the endpoint and region"
+        return StorageError(f"{path}: the bucket does not exist: {advice}")
+    # of a list obstore says so in words only
     if isinstance(error, FileNotFoundError) or "status code: 404" in str(error):
         return FileNotFoundError(f"{path!r} does not exist")
     if isinstance(error, OSError) and error.errno is not None:  # of the local disk
