@@ -22,6 +22,7 @@ from finetune.cli import run
 from finetune.data.decode import decode
 from finetune.data.transforms import eval_transform
 from finetune.inference import timm_folder
+from finetune.inference.joined_checkpoint import calibrated_network
 from finetune.inference.predictor import Predictor
 from finetune.models.weights import describe_weights, read_weights
 from finetune.system.messages import WrongUsage
@@ -190,7 +191,11 @@ def test_a_folder_for_timm_that_predicts_otherwise_is_discarded(fitted, cli, mon
     checkpoint = torch.load(fitted / "checkpoints/best.ckpt", weights_only=True)
     checkpoint["finetune"]["calibration"]["scale"] = [2.0]
     torch.save(checkpoint, fitted / "checkpoints/best.ckpt")
-    monkeypatch.setattr(timm_folder, "_put_calibration_into_head", lambda network, predictor: None)
+
+    def uncalibrated(content, calibration):
+        return calibrated_network(content, calibration.without_scaling())
+
+    monkeypatch.setattr(timm_folder, "calibrated_network", uncalibrated)
     with pytest.raises(ValueError, match="was discarded"):
         cli("export", fitted, "--format", "timm", "--out", "mine")
     assert not Path("mine").exists()
