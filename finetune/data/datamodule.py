@@ -441,7 +441,7 @@ class ImageDataModule(pl.LightningDataModule):
 
 
 def data_arguments(settings: Data) -> dict[str, Any]:
-    """Return the arguments of a data module: all of one of ours, and of a user's those that were set."""
+    """Return the arguments of a data module: all of our classes, and those that were set of a class of the user."""
     if isinstance(settings, ClassSettings):
         return dict(settings.init_args)
     arguments = asdict(settings)

@@ -139,7 +139,7 @@ def _has_ended(run: RunDir) -> bool:
 
 
 def _changes_of(run: Path, of_fit: Plan) -> Changes:
-    """Return how a plan differs from the settings with which a fit has begun, beside where its images are.
+    """Return how a plan differs from the settings with which a fit has begun, apart from the place of its images.
 
     Those of the folder do not tell: a command that was killed may have changed them before this fit.
     """

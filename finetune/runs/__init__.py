@@ -28,7 +28,7 @@ During a fit:
 - `loggers` logs to TensorBoard, Weights & Biases and MLflow.
 
 Reading a run:
-- `record` reads the whole folder, `predictions_table` the predictions for the test images. `headline` is the
+- `record` reads all files, `predictions_table` the predictions for the test images. `headline` is the
   result in one sentence, and `intervals` has its interval.
 - `licence` states the licence of the weights that training started from.
 

@@ -102,7 +102,7 @@ class PerImageDropout2d(_Dropout, nn.Dropout2d):
 
 
 class _DropBranch(_PerImage):
-    """Drops a residual branch for single images, or for the whole batch in the mode `batch` of torchvision."""
+    """Drops a residual branch for single images, or for the complete batch in the mode `batch` of torchvision."""
 
     scale_by_keep = True  # timm's layers may set it to false
 
