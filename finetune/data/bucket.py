@@ -260,7 +260,7 @@ def _send(
         while True:
             try:
                 return request(obstore, client, address.key)
-            except obstore.exceptions.BaseError as error:
+            except obstore.exceptions.GenericError as error:
                 # An answer has broken off, or was not HTTP. obstore requests the rest of an object, but not of a list.
                 is_repeated = re.search("response body|error sending request", str(error))
                 if not is_repeated or time.monotonic() > end:
