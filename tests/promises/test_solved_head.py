@@ -38,9 +38,16 @@ def features(model: Classifier, images: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def weighted_table(folder: Path, root: Path) -> str:
-    """A table of the images below a folder with weights from 0 to 3, one of them damaged."""
+    """A table of the images below a folder: weights from 0 to 3, one image damaged, each seventh label wrong.
+
+    The wrong labels keep the losses far from zero, so that the weights move the optimum on any machine.
+    """
     paths = sorted((root / "train").rglob("*.png"))
-    rows = [f"{path},{path.parent.name},{i % 4}" for i, path in enumerate(paths)]
+    labels = [path.parent.name for path in paths]
+    rows = [
+        f"{path},{labels[(i + len(paths) // 2) % len(paths)] if i % 7 == 0 else labels[i]},{i % 4}"
+        for i, path in enumerate(paths)
+    ]
     (folder / "torn.png").write_bytes(b"torn")
     rows[2] = f"{folder / 'torn.png'},blue,3"
     (folder / "weighted.csv").write_text("\n".join(["path,label,weight", *rows]))
@@ -94,9 +101,12 @@ def test_the_head_is_the_optimum_on_the_training_images(colours, tmp_path, kind)
     assert abs(gradient).max() > 1e-8  # the control: without the ridge it is no optimum
     assert float(trainer.callback_metrics["train/loss_epoch"]) == pytest.approx(mean, rel=1e-3)
     if kind == "weighted":
-        assert len(x) == len(split) - 1 and abs(mean - losses.mean()) > 0.1 * mean  # the control
+        assert len(x) == len(split) - 1
+        unweighted = softmax(logits, axis=1) - np.eye(3)[labels]
+        # The control: the weights move the optimum.
+        assert abs(unweighted.mean(axis=0)).max() > 1e-3
     monitored = trainer.callback_metrics[model.task.monitor]
-    assert monitored > 0.6 and model.calibration.num_images == len(images.splits["val"])
+    assert monitored > 0.5 and model.calibration.num_images == len(images.splits["val"])
 
 
 @promise("solved-head")
