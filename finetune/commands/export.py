@@ -8,7 +8,7 @@ from typing import Any
 from finetune.commands.export_target import put_in_place, workplace
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_about import about
-from finetune.inference.export_check import compare, images_to_verify, load_exported
+from finetune.inference.export_check import Agreement, compare, images_to_verify, load_exported
 from finetune.inference.exporters import WRITERS
 from finetune.inference.predictor import Predictor
 from finetune.inference.timm_folder import (
@@ -28,7 +28,6 @@ from finetune.runs.run_dir import RunDir
 from finetune.settings.all_commands import ExportSettings
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage
-from finetune.system.progress import track
 
 _NUM_CALIBRATED = 200  # images for int8
 
@@ -68,10 +67,13 @@ def export(options: ExportSettings) -> Path:
         flush=True,
     )
     with workplace() as folder:
+        agreements = _write(
+            predictor, checkpoint, options, folder if is_timm else folder / target.name
+        )
         if is_timm:
-            facts, message = _write_timm(predictor, checkpoint, options, folder)
-        else:
-            facts, message = _write_file(predictor, checkpoint, options, folder / target.name)
+            card = _card(options.ckpt_path, checkpoint)
+            (folder / README).write_text(readme(predictor, card), "utf-8")
+        facts = about(predictor, checkpoint, options.format, agreements)
         (folder / description.name).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
         files = {path: folder / path.name for path in places}
         num_bytes = sum(file.stat().st_size for file in files.values())
@@ -79,53 +81,39 @@ def export(options: ExportSettings) -> Path:
     use = f"timm.create_model('local-dir:{target}', pretrained=True)"
     hint = f"for {use}" if is_timm else f"and {description.name} about it"
     print(f"{target} ({num_bytes / 1e6:.1f} MB), {hint}")
-    print(message)
+    compared = "int8, compared with" if options.quantize else "verified against"
+    print([*agreements.values()][-1].describe(compared, predictor.label_kind))
     return target
 
 
-def _write_file(
-    predictor: Predictor, checkpoint: dict[str, Any], options: ExportSettings, file: Path
-) -> tuple[dict[str, Any], str]:
-    """Write and verify an .onnx or a .safetensors. Return its description and the result in a line."""
-    images = images_to_verify(options.verify_on or options.quantize)
-    module = EndToEnd(predictor.model, predictor.calibration).eval()
-    suffix, write = WRITERS[options.format]
-    write(module, predictor.image_size, packed(checkpoint), file)
-    agreement = compare(predictor, load_exported(file), images)
-    agreement.check(f"{suffix} file")
+def _write(
+    predictor: Predictor, checkpoint: dict[str, Any], options: ExportSettings, place: Path
+) -> dict[str, Agreement]:
+    """Write a file, or timm's files into a folder, and compare it with the checkpoint.
+
+    Returns:
+        The results of the comparisons by their key in the description, that of the final file last.
+    """
+    images, what = images_to_verify(predictor, options.verify_on or options.quantize)
+    if options.format == "timm":
+        write_timm_folder(predictor, checkpoint, place)
+        run = load_timm_folder(place, predictor.label_kind)
+    else:
+        module = EndToEnd(predictor.model, predictor.calibration).eval()
+        _, write = WRITERS[options.format]
+        write(module, predictor.image_size, packed(checkpoint), place)
+        run = load_exported(place)
+    agreement = compare(predictor, run, images, what)
+    agreement.check()
     if not options.quantize:
-        facts = about(predictor, checkpoint, options.format, {"verified": agreement})
-        return facts, agreement.describe("verified against", predictor.label_kind)
-    _quantize(predictor, file, options.quantize)
-    of_int8 = compare(predictor, load_exported(file), images)
-    agreements = {"verified_before_int8": agreement, "int8": of_int8}
-    facts = about(predictor, checkpoint, options.format, agreements)
-    return facts, of_int8.describe("int8, compared with", predictor.label_kind)
-
-
-def _quantize(predictor: Predictor, file: Path, place: str) -> None:
-    """Replace a float file by one in int8, calibrated on images of a place."""
+        return {"verified": agreement}
     from finetune.inference.quantize import quantize
 
-    readers = images_to_verify(place, _NUM_CALIBRATED).readers
-    source = file.with_name(f"float.{file.name}")
-    file.rename(source)
-    tracked = track(readers, len(readers), "calibrating int8")
-    quantize(source, file, (predictor.prepare(read())[None] for read in tracked))
-
-
-def _write_timm(
-    predictor: Predictor, checkpoint: dict[str, Any], options: ExportSettings, folder: Path
-) -> tuple[dict[str, Any], str]:
-    """Write and verify a folder in timm's layout. Return its description and the result in a line."""
-    write_timm_folder(predictor, checkpoint, folder)
-    run = load_timm_folder(folder, predictor.label_kind)
-    agreement = compare(predictor, run, images_to_verify(options.verify_on))
-    agreement.check("timm folder")
-    card = _card(options.ckpt_path, checkpoint)
-    (folder / README).write_text(readme(predictor, card), "utf-8")
-    facts = about(predictor, checkpoint, "timm", {"verified": agreement})
-    return facts, agreement.describe("verified against", predictor.label_kind)
+    of_ranges, _ = images_to_verify(predictor, options.quantize, _NUM_CALIBRATED)
+    floats = place.rename(place.with_name(f"float.{place.name}"))
+    quantize(floats, place, (image[None] for image in of_ranges))
+    of_int8 = compare(predictor, load_exported(place), images, what)
+    return {"verified_before_int8": agreement, "int8": of_int8}
 
 
 def _target_file(options: ExportSettings) -> Path:

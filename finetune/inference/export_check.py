@@ -2,9 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,38 +30,26 @@ _MAX_VERIFIED = 64
 PredictionFunction = Callable[[np.ndarray], np.ndarray]
 
 
-@dataclass(frozen=True)
-class VerificationImages:
-    """Images on which a file is compared with its checkpoint.
-
-    Attributes:
-        readers: A function for each image that reads it, (H, W, 3) uint8 RGB.
-        description: The images in a message, after their number.
-    """
-
-    readers: Sequence[Callable[[], np.ndarray]]
-    description: str
-
-    def prepared(self, predictor: Predictor) -> np.ndarray:
-        """Return the images as the network takes them, (N, h, w, 3) uint8."""
-        return np.stack([predictor.prepare(read()) for read in self.readers])
-
-
-def images_to_verify(verify_on: str | None, num: int = _MAX_VERIFIED) -> VerificationImages:
-    """Return at most `num` images.
+def images_to_verify(
+    predictor: Predictor, verify_on: str | None, num: int = _MAX_VERIFIED
+) -> tuple[np.ndarray, str]:
+    """Return images on which a file is compared with its checkpoint.
 
     Args:
+        predictor: The checkpoint.
         verify_on: An image, a folder, a glob or a text file of paths; None for synthetic images.
-        num: The number of images.
+        num: The largest number of images.
+
+    Returns:
+        The images as the network takes them, (N, h, w, 3) uint8, and what they are in a message, after their number.
     """
     if verify_on is None:
-        readers = [partial(_drawn_image, seed) for seed in range(num)]
-        return VerificationImages(readers, "synthetic images")
+        drawn = [predictor.prepare(_drawn_image(seed)) for seed in range(num)]
+        return np.stack(drawn), "synthetic images"
     paths = files_to_predict(verify_on)
-    chosen = np.sort(draw_indices(len(paths), num, SHEET))
+    chosen = np.sort(draw_indices(len(paths), num, SHEET)).tolist()
     word = "image" if len(paths) == 1 else "images"
-    readers = [partial(decode, paths[int(i)]) for i in chosen]
-    return VerificationImages(readers, f"{word} of {verify_on}")
+    return np.stack([predictor.prepare(decode(paths[i])) for i in chosen]), f"{word} of {verify_on}"
 
 
 def _drawn_image(seed: int, size: int = 96) -> np.ndarray:
@@ -96,11 +83,8 @@ class Agreement:
     num_other: int
     milliseconds: tuple[float, float]
 
-    def check(self, kind: str) -> None:
+    def check(self) -> None:
         """Check that an exported file predicts as its checkpoint.
-
-        Args:
-            kind: What was exported, for the message.
 
         Raises:
             ValueError: The probabilities or the classes differ.
@@ -110,7 +94,7 @@ class Agreement:
                 f"a probability differs by {self.largest:.1e}, {self.num_other} have other classes"
             )
             raise ValueError(
-                f"the {kind} was discarded, since it does not predict as the checkpoint: on {self.num_images} "
+                f"the export was discarded, since it does not predict as the checkpoint: on {self.num_images} "
                 f"{self.images} {differs}"
             )
 
@@ -150,18 +134,26 @@ def load_exported(path: Path) -> PredictionFunction:
     return Predictor(path).classify
 
 
-def compare(predictor: Predictor, run: PredictionFunction, images: VerificationImages) -> Agreement:
-    """Compare a file with the checkpoint on N images, in batches of 1, 2 and N."""
-    prepared = images.prepared(predictor)
-    expected = predictor.classify(prepared)
+def compare(
+    predictor: Predictor, run: PredictionFunction, images: np.ndarray, what: str
+) -> Agreement:
+    """Compare a file with the checkpoint on prepared images (N, h, w, 3), in batches of 1, 2 and N.
+
+    Args:
+        predictor: The checkpoint.
+        run: The function that the file computes.
+        images: The images.
+        what: The images in a message, after their number.
+    """
+    expected = predictor.classify(images)
     largest = 0.0
     num_other = 0
-    for num in (1, 2, len(prepared)):
-        found = _differences(predictor, expected[:num], run(prepared[:num]))
+    for num in (1, 2, len(images)):
+        found = _differences(predictor, expected[:num], run(images[:num]))
         largest = max(largest, found[0])
         num_other = max(num_other, found[1])
-    milliseconds = (_milliseconds(predictor.classify, prepared), _milliseconds(run, prepared))
-    return Agreement(len(prepared), images.description, largest, num_other, milliseconds)
+    milliseconds = (_milliseconds(predictor.classify, images), _milliseconds(run, images))
+    return Agreement(len(images), what, largest, num_other, milliseconds)
 
 
 def _differences(

@@ -1,16 +1,16 @@
 """Writes a network to a file: ONNX or safetensors."""
 
-import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import torch
 
 from finetune.inference.end_to_end import EndToEnd
 from finetune.runs.exported_files import KEY
-from finetune.system.messages import WrongUsage, install
+from finetune.system.messages import WrongUsage, install, only_errors
 
 OPSET = 20  # ONNX operator set, the one that torch's exporter supports best
 
@@ -35,7 +35,8 @@ def write_onnx(module: EndToEnd, image_size: int, description: str, path: Path) 
     with quiet():
         program = torch.onnx.export(
             module,
-            (_example(image_size),),
+            # two images, since the exporter would treat a batch of one as a constant
+            (torch.zeros(2, image_size, image_size, 3, dtype=torch.uint8),),
             input_names=["images"],
             output_names=["probabilities", "logits"],
             dynamic_shapes={"images": {0: "batch"}},
@@ -45,15 +46,10 @@ def write_onnx(module: EndToEnd, image_size: int, description: str, path: Path) 
         )
     assert program is not None
     model = program.model_proto
-    for part in (
-        *model.graph.node,
-        *model.graph.value_info,
-        *model.graph.initializer,
-        *model.graph.input,
-    ):
+    graph = model.graph
+    parts = (graph.node, graph.value_info, graph.initializer, graph.input, graph.output)
+    for part in (*chain(*parts), graph, *model.functions):
         del part.metadata_props[:]  # stack traces with the paths of source files
-    for part in (*model.graph.output, model.graph, *model.functions):
-        del part.metadata_props[:]
     onnx.helper.set_model_props(model, {KEY: description})
     onnx.checker.check_model(model)
     onnx.save_model(model, path)  # one file, weights included
@@ -75,28 +71,13 @@ WRITERS = {
 }
 
 
-def _example(image_size: int) -> torch.Tensor:
-    # two images, since the exporter would treat a batch of one as a constant
-    return torch.zeros(2, image_size, image_size, 3, dtype=torch.uint8)
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Suppress log messages and warnings of torch's exporter and of onnxruntime, which logs to the root logger."""
-    loggers = [
-        logging.getLogger(name)
-        for name in ("root", "torch.onnx", "torch.export", "onnxscript", "onnx_ir")
-    ]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    exporters = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
+    with only_errors("root", *exporters), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def format_of(target: str) -> str:

@@ -130,7 +130,7 @@ def test_an_export_that_ignores_the_calibration_is_not_kept(checkpoint, cli, tmp
 
     plain = Calibration.unfitted("several", 4)
     monkeypatch.setattr(export, "EndToEnd", lambda model, _: EndToEnd(model, plain))
-    with pytest.raises(ValueError, match="the .onnx file was discarded"):
+    with pytest.raises(ValueError, match="was discarded"):
         cli("export", "--ckpt_path", checkpoint, "--output", tmp_path / "file.onnx")
     assert not (tmp_path / "file.onnx").exists()
 
