@@ -33,7 +33,7 @@ from finetune.data.loader import (
     loader_options,
 )
 from finetune.data.mixing import Mixing
-from finetune.data.prediction_paths import unlabelled_samples
+from finetune.data.prediction_paths import unlabelled_data
 from finetune.data.samplers import EvalBatches, TrainBatches, evenly_spaced, run_seed
 from finetune.data.samples import Samples
 from finetune.data.seen import SeenRecord, build_record
@@ -175,10 +175,14 @@ class ImageDataModule(pl.LightningDataModule):
     def scanned(self) -> DataSet:
         """The images and their classes. The first use finds them; see `read`. A change replaces the complete value."""
         if self.predict is not None:
-            images = unlabelled_samples(
-                self.predict, self.on_bad_image == "skip", is_rank_zero(), self.columns
+            return unlabelled_data(
+                self.predict,
+                self.expected_classes or [],
+                skip=self.on_bad_image == "skip",
+                is_logged=is_rank_zero(),
+                columns=self.columns,
+                group_by=self.settings.group_by,
             )
-            return DataSet(self.expected_classes or [], {"predict": images})
         return self.scan()
 
     @property

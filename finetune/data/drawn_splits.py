@@ -60,15 +60,29 @@ def put_into_groups(data: DataSet, group_by: str | None) -> DataSet:
         raise WrongUsage("the table has a column of groups: remove --data.group_by")
     pattern = re.compile(group_by)
 
+    first = 0 if "predict" in data.splits else 1  # these have no folder of a class
+
     def group_of(name: str) -> str:
         path = data.from_class(name)
         if group_by == BY_FOLDER:
-            return "/".join(path.split("/")[1:-1]) or name
+            return "/".join(path.split("/")[first:-1]) or name
         match = pattern.search(path)
         return (match and match[1 if pattern.groups else 0]) or name
 
+    names = {split: [*map(group_of, part.names())] for split, part in data.splits.items()}
+    return with_groups(data, names)
+
+
+def with_groups(data: DataSet, names: Mapping[str, Sequence[str]]) -> DataSet:
+    """Return a data set whose images have groups, from the name of the group of each image by split."""
+    ids = {split: group_ids(of_images) for split, of_images in names.items()}
+    name_of = {
+        i: name
+        for split in names
+        for i, name in zip(ids[split].tolist(), names[split], strict=True)
+    }
     splits = {
-        split: replace(samples, groups=group_ids(map(group_of, samples.names())))
+        split: replace(samples, groups=ids[split], group_names=name_of)
         for split, samples in data.splits.items()
     }
     return replace(data, splits=splits)
@@ -156,6 +170,19 @@ def joined(parts: Sequence[Samples]) -> Samples:
     class_of = labels if isinstance(first.targets, ClassIndex) else np.zeros(len(paths))
     keys = [*zip(class_of.tolist(), paths, strict=True)]
     return images.take(np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64))
+
+
+def check_has_groups(data: DataSet, group_by: str | None) -> None:
+    """Check that `--data.group_by`, if it is set, has found a group of two images or more.
+
+    Raises:
+        WrongUsage: It has not.
+    """
+    if group_by is not None and not has_groups(data.splits):
+        example = next(data.names(), "")
+        raise WrongUsage(
+            f"--data.group_by {group_by!r} finds no group of two images or more, for example none for {shown(example)}"
+        )
 
 
 def has_groups(splits: Mapping[str, Samples]) -> bool:

@@ -79,6 +79,7 @@ class Listing:
         has_splits: Whether the place has splits.
         label_kind: Whether each image has exactly one class, or several labels or none.
         groups: The group of each image, (N,) uint64; None if there are none.
+        group_names: The name of each group by its id.
         weights: The weight of each image, (N,) float64; None if there are none.
         where: Returns where an image has its label; None for its path.
         faults: What is wrong with folders, files and rows.
@@ -98,6 +99,7 @@ class Listing:
     has_splits: bool
     label_kind: LabelKind = "single"
     groups: np.ndarray | None = None
+    group_names: Mapping[int, str] = field(default_factory=dict)
     weights: np.ndarray | None = None
     where: Callable[[int], str] | None = None
     faults: tuple[Fault, ...] = ()
@@ -205,6 +207,7 @@ def _samples(listing: Listing, images: np.ndarray, class_names: Sequence[str]) -
         folder=listing.folder,
         stats=listing.stats.take(images),
         groups=None if listing.groups is None else listing.groups[images],
+        group_names=listing.group_names,
         weights=None if listing.weights is None else listing.weights[images],
     )
 

@@ -4,33 +4,62 @@ import glob
 import io
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from finetune.data.addresses import is_in_bucket
+from finetune.data.data_set import DataSet
+from finetune.data.drawn_splits import check_has_groups, put_into_groups, with_groups
 from finetune.data.faults import Fault, refuse_faults
 from finetune.data.image_files import kind_of, open_file
 from finetune.data.local_folders import local_folder
 from finetune.data.samples import PathList, Samples
 from finetune.data.tables.table_file import is_table
-from finetune.data.tables.table_rows import listed_paths
+from finetune.data.tables.table_rows import listed_images
 from finetune.data.targets import ClassIndex
 from finetune.data.walk import Skipped, find_images
 
 log = logging.getLogger(__name__)
 
 
-def unlabelled_samples(
+class _Found(NamedTuple):
+    """The images of a place, the folder that their names are relative to, and the group of each if it has groups."""
+
+    paths: PathList
+    folder: str = ""
+    groups: Sequence[str] | None = None
+
+
+def unlabelled_data(
     images: str | Sequence[str],
+    class_names: list[str],
     skip: bool,
     is_logged: bool,
-    columns: Mapping[str, Sequence[str]] | None = None,
-) -> Samples:
-    """Return the images that `files_to_predict` finds, without labels."""
-    paths = files_to_predict(images, skip, is_logged, columns)
-    return Samples(paths, ClassIndex(np.full(len(paths), -1, np.int64), num_classes=0))
+    columns: Mapping[str, Sequence[str]],
+    group_by: str | None,
+) -> DataSet:
+    """Return the images that `files_to_predict` finds, without labels, as the split `predict`.
+
+    Their groups are those of tables, in which an image of another place is a group of its own, or are made from the
+    paths as `drawn_splits.put_into_groups` does: below the folder if there is a single one.
+
+    Raises:
+        WrongUsage: `group_by` finds no group, or there is also a table with groups.
+    """
+    found = list(_places(images, skip, is_logged, columns))
+    paths = PathList.joined([one.paths for one in found])
+    folder = found[0].folder if len(found) == 1 else ""
+    unknown = ClassIndex(np.full(len(paths), -1, np.int64), num_classes=0)
+    data = DataSet(class_names, {"predict": Samples(paths, unknown, folder)})
+    if any(one.groups is not None for one in found):
+        names = [name for one in found for name in one.groups or one.paths]
+        data = with_groups(data, {"predict": names})
+    data = put_into_groups(data, group_by)
+    check_has_groups(data, group_by)
+    return data
 
 
 def files_to_predict(
@@ -53,13 +82,26 @@ def files_to_predict(
         FileNotFoundError: A path has no images.
         ValueError: A folder has faults, or a table has no column of paths.
     """
+    found = _places(images, skip, is_logged, columns or {})
+    return PathList.joined([one.paths for one in found])
+
+
+def _places(
+    images: str | Sequence[str],
+    skip: bool,
+    is_logged: bool,
+    columns: Mapping[str, Sequence[str]],
+) -> Iterator[_Found]:
+    """Yield the images of each path; see `files_to_predict`."""
     places = [images] if isinstance(images, str) else images
-    found: list[PathList] = []
     for place in map(os.path.expanduser, places):
         path = local_folder(place)
         kind = kind_of(path)
+        folder = ""
+        groups = None
         if kind == "folder":
             paths = _images_in(path, place, skip, is_logged)
+            folder = path
         elif kind == "file" and path.lower().endswith(".txt"):
             paths = _paths_in_list(path)
         elif kind == "file" and is_table(path):
@@ -67,7 +109,8 @@ def files_to_predict(
                 raise ValueError(
                     f"the table {place!r} is not a local file: copy it to a local folder"
                 )
-            paths = PathList(listed_paths(Path(path), columns or {}))
+            listed, groups = listed_images(Path(path), columns)
+            paths = PathList(listed)
         elif kind == "file":
             paths = PathList([path])
         else:
@@ -75,8 +118,7 @@ def files_to_predict(
         if not len(paths):
             what = "it has no images" if kind else "there is no image, folder, list or glob"
             raise FileNotFoundError(f"{place!r}: {what}")
-        found.append(paths)
-    return PathList.joined(found)
+        yield _Found(paths, folder, groups)
 
 
 def _images_in(folder: str, place: str, skip: bool, is_logged: bool) -> PathList:

@@ -2,8 +2,8 @@
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import overload
 
@@ -126,6 +126,7 @@ class Samples:
         facts: What each file holds, if that was read.
         groups: Group of each image as `splits.group_ids` of its name, (N,) uint64; None if there are no groups. The
             images of one group belong to one split.
+        group_names: The name of each group by its id; also of groups of other splits.
         weights: Weight of each image in training, (N,) float64; None if all have the same.
         is_drawn: Whether the images were held out of training at random, and are not a split of the user.
     """
@@ -138,6 +139,7 @@ class Samples:
     stats: FileStats | None = None
     facts: FileFacts | None = None
     groups: np.ndarray | None = None
+    group_names: Mapping[int, str] = field(default_factory=dict)
     weights: np.ndarray | None = None
     is_drawn: bool = False
 
@@ -161,6 +163,10 @@ class Samples:
         """Yield the name of each image; see `folder`."""
         prefix = os.path.join(self.folder, "")
         return (path.removeprefix(prefix) for path in self.paths)
+
+    def group_name(self, index: int) -> str:
+        """Return the name of the group of image `index`; "" if there are no groups."""
+        return "" if self.groups is None else self.group_names[int(self.groups[index])]
 
     def load_stats(self) -> FileStats:
         """Return the size and times of each file. Files are only read from disk if `stats` is None."""

@@ -174,7 +174,9 @@ def _data_settings(checkpoint: Mapping[str, Any], layers: Layers) -> dict[str, A
     settings = plain(checkpoint["datamodule_hyper_parameters"], "datamodule_hyper_parameters")
     typed = layers.typed
     settings = for_other_place(settings, typed.get("data.table") or typed.get("data.root"))
-    for name in _OF_THE_MACHINE:  # a data class of the user may have saved these
+    # Images to predict lie otherwise than those of the run, so the user says how they are grouped.
+    unused = (*_OF_THE_MACHINE, "group_by") if layers.command == "predict" else _OF_THE_MACHINE
+    for name in unused:  # a data class of the user may have saved those of the machine
         settings.pop(name, None)
     if layers.is_explicit("data.augmentations"):
         settings.pop("augmentations", None)

@@ -29,6 +29,7 @@ from finetune.runs.headline import (
     INTERVAL,
     Best,
     headline_of,
+    headline_of_groups,
     mean_precision_interval,
     validation_headline,
 )
@@ -43,7 +44,12 @@ from finetune.system.files import replacing
 from finetune.training.calibration import Calibration, read_calibration
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
-from finetune.training.measure import calibration_error, measure_classes, measure_labels
+from finetune.training.measure import (
+    Measured,
+    calibration_error,
+    measure_classes,
+    measure_labels,
+)
 from finetune.training.outputs import Outputs, collect
 
 log = logging.getLogger(__name__)
@@ -82,14 +88,18 @@ def join_folds(
     content = join_checkpoints(parts, networks, joined, data.fingerprint)
     forget = Run(plan.settings.trainer.default_root_dir, "fit", folder).forget_best
     AtomicCheckpointIO().save_checkpoint(content, checkpoint, forget)
-    write_predictions([run.path for run in runs], folder / "predictions.csv")
+    folders = [run.path for run in runs]
+    write_predictions(folders, folder / "predictions.csv")
+    if all(run.group_predictions for run in runs):
+        write_predictions(folders, folder / "group_predictions.csv", "group")
     result = _merged_result(runs, joined)
     if "test" in data.splits and not data.splits["test"].is_drawn:
         result["test_folder"] = _test_together(folder, plan, checkpoint)
     write_result(folder / "test.json", result)
     headline = headline_of(result)
+    by_group = headline_of_groups(result)
     _print_result(result, joined.describe(result["class_names"])[1:])
-    return joined, {**_merged_about(runs), "test": headline}
+    return joined, {**_merged_about(runs), "test": headline, "test_by_group": by_group}
 
 
 def _predictions_of(run: RunRecord) -> Predictions:
@@ -133,18 +143,17 @@ def _merged_result(runs: Sequence[RunRecord], joined: Calibration) -> dict[str, 
     results = [run.result for run in runs]
     names = results[0]["class_names"]
     parts = [_predictions_of(run) for run in runs]
-    columns = ((part.probabilities, part.labels, part.decided) for part in parts)
-    p, labels, decided = map(np.concatenate, zip(*columns, strict=True))
-    if parts[0].is_single:
-        values, tables = measure_classes(_sum_of(runs, "confusion_matrix"), names)
-        # of the most probable classes, which a threshold may overrule
-        is_right = labels[np.arange(len(p)), p.argmax(axis=1)]
-        values["calibration_error"] = calibration_error(p.max(axis=1), is_right)
-    else:
-        values, tables = measure_labels(p, p, labels, decided, names, has_interval=True)
+    values, tables = _measured(parts, names)
     values["loss"] = _loss(results)
+    of_groups = [run.group_predictions for run in runs]
+    with_groups = [part for part in of_groups if part is not None and part.paths]
+    if with_groups:
+        own, tables["groups"] = _measured(with_groups, names)
+        tables["groups"] |= _as_metrics(own)
+        for name in ("num_mixed", "num_unread"):
+            tables["groups"][name] = sum(result["groups"][name] for result in results)
     return {
-        **{f"test/{name}": None if np.isnan(v) else float(v) for name, v in values.items()},
+        **_as_metrics(values),
         "checkpoint": "checkpoints/best.ckpt",
         "folder": results[0].get("folder"),
         "image_folder": results[0].get("image_folder"),
@@ -155,6 +164,25 @@ def _merged_result(runs: Sequence[RunRecord], joined: Calibration) -> dict[str, 
         "interpolation": None,
         "folds": [_row_of_fold(number, run) for number, run in enumerate(runs, 1)],
     }
+
+
+def _measured(parts: Sequence[Predictions], names: Sequence[str]) -> Measured:
+    """Return the metrics of all images, or of all groups, and the tables behind them."""
+    columns = ((part.probabilities, part.labels, part.decided) for part in parts)
+    p, labels, decided = map(np.concatenate, zip(*columns, strict=True))
+    if not parts[0].is_single:
+        return measure_labels(p, p, labels, decided, names, has_interval=True)
+    num = len(names)
+    of_pairs = np.bincount(labels.argmax(axis=1) * num + decided.argmax(axis=1), minlength=num**2)
+    values, tables = measure_classes(of_pairs.reshape(num, num), names)
+    # of the most probable classes, which a threshold may overrule
+    is_right = labels[np.arange(len(p)), p.argmax(axis=1)]
+    values["calibration_error"] = calibration_error(p.max(axis=1), is_right)
+    return values, tables
+
+
+def _as_metrics(values: dict[str, float]) -> dict[str, float | None]:
+    return {f"test/{name}": None if np.isnan(v) else float(v) for name, v in values.items()}
 
 
 def _sum_of(runs: Sequence[RunRecord], name: str) -> np.ndarray:
@@ -189,16 +217,18 @@ def _row_of_fold(number: int, run: RunRecord) -> dict[str, Any]:
     return {**row, "mAP": value, INTERVAL: bounds}
 
 
-def write_predictions(runs: Sequence[Path], target: Path) -> None:
+def write_predictions(runs: Sequence[Path], target: Path, key: str = "path") -> None:
     """Write the predictions of all folds into one file, with a column `fold`.
 
     Args:
         runs: The folders of the folds, in order.
         target: The file to write.
+        key: The column that a row is of: `path`, or `group`.
 
     Raises:
-        ValueError: An image was tested in more than one fold.
+        ValueError: An image or a group was tested in more than one fold.
     """
+    source = "test_predictions.csv" if key == "path" else "test_group_predictions.csv"
     tested: set[str] = set()
     own_bytes = "surrogateescape"  # of file names that are not UTF-8
     with (
@@ -207,12 +237,12 @@ def write_predictions(runs: Sequence[Path], target: Path) -> None:
     ):
         writer = csv.writer(file, lineterminator="\n")
         for number, run in enumerate(runs, 1):
-            rows = _rows(run / "test_predictions.csv")
+            rows = _rows(run / source)
             header = next(rows)
             if number == 1:
                 writer.writerow([*header, "fold"])
             for row in rows:
-                path = row[header.index("path")]
+                path = row[header.index(key)]
                 if path in tested:
                     raise ValueError(f"{path} was tested in more than one fold: begin a new run")
                 tested.add(path)
@@ -294,6 +324,8 @@ def _print_result(result: dict[str, Any], thresholds: Sequence[str]) -> None:
         thresholds: The thresholds of the networks of all folds together in words; empty if there are none.
     """
     rows = result["folds"]
+    if by_group := headline_of_groups(result):
+        print(f"by group: {by_group}")
     print(f"{headline_of(result)} Each image is in one of {len(rows)} folds.")
     if "mAP" in rows[0]:
         values = ["none" if row["mAP"] is None else f"{row['mAP']:.3f}" for row in rows]

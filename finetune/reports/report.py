@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from finetune.inference.image_viewer import ImageViewer, image_viewer
 from finetune.inference.predictor import Predictor
 from finetune.reports.calibration_charts import calibration_charts
 from finetune.reports.charts import curves
 from finetune.reports.class_metrics import class_metrics, matrix, thresholds_of
 from finetune.reports.model_card import model_card, weights_and_licence
-from finetune.reports.test_images import highlights, image_sections, report_images
+from finetune.reports.test_images import NUM_SHOWN, highlights, image_sections, report_images
 from finetune.runs.clock import PHASES
 from finetune.runs.headline import INTERVAL, headline_of
 from finetune.runs.intervals import interval, percent
@@ -22,6 +24,7 @@ from finetune.system.html_page import link_to, render
 from finetune.system.progress import duration
 
 _MOST_RATES = 5  # lines of learning rates
+_MOST_OF_GROUP = 6  # images of a wrong group
 
 
 def page_of(run: RunRecord, target: Path | None = None) -> Path:
@@ -108,6 +111,8 @@ def write_report(
         many="labels" if run.has_labels else "classes",
         metrics=class_metrics(run.result),
         matrix=matrix(run.result),
+        by_group=facts.test_by_group,
+        wrong_groups=_wrong_groups(run, viewer),
         sections=sections,
         section_ids={section.id for section in sections},
         kinds=kinds,
@@ -190,6 +195,31 @@ def training_charts(run: RunRecord) -> Iterator[str]:
     rates = {name: line for name, line in list(rates.items())[:_MOST_RATES] if len(line[0]) > 1}
     if rates:
         yield curves(rates, "step", "learning rate", "The learning rates by step.")
+
+
+def _wrong_groups(run: RunRecord, viewer: ImageViewer | None) -> list[dict[str, Any]]:
+    """Return the groups with a wrong answer, the most confident first, and the first images of each."""
+    groups = run.group_predictions
+    images = run.predictions
+    if groups is None or images is None or images.groups is None:
+        return []
+    wrong = np.flatnonzero(~groups.is_right)
+    order = wrong[np.argsort(-groups.confidence[wrong], kind="stable")][:NUM_SHOWN].tolist()
+    shown = []
+    for i in order:
+        own = [j for j, group in enumerate(images.groups) if group == groups.paths[i]]
+        chosen = [(j, int(images.probabilities[j].argmax())) for j in own[:_MOST_OF_GROUP]]
+        shown.append(
+            {
+                "name": groups.paths[i],
+                "label": ", ".join(groups.named(groups.labels[i])),
+                "predicted": ", ".join(groups.named(groups.decided[i])),
+                "confidence": float(groups.confidence[i]),
+                "num_images": len(own),
+                "images": report_images(images, chosen, viewer) if viewer else [],
+            }
+        )
+    return shown
 
 
 def _folds(run: RunRecord, target: Path) -> Iterator[dict[str, Any]]:

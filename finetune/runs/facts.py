@@ -138,6 +138,7 @@ class Facts(Struct, kw_only=True, omit_defaults=True):
         best: The weights of best.ckpt and their validation. It is written after that file, and removed before another
             one is written. A run that was killed in between has no value.
         test: The result of the test, written after test.json.
+        test_by_group: The same with groups of images counted instead of images.
     """
 
     finetune: str = ""
@@ -165,6 +166,7 @@ class Facts(Struct, kw_only=True, omit_defaults=True):
     loggers: dict[str, str] = field(default_factory=dict)
     best: Best | None = None
     test: Headline | None = None
+    test_by_group: Headline | None = None
 
     @property
     def result(self) -> Headline | None:

@@ -178,9 +178,9 @@ class Run:
 
     def forget_best(self) -> None:
         """Remove the results of best.ckpt, which another one replaces at once."""
-        for name in ("test.json", "test_predictions.csv"):
+        for name in ("test.json", "test_predictions.csv", "test_group_predictions.csv"):
             self.file(name).unlink(missing_ok=True)
-        self.dir.update(best=None, test=None)
+        self.dir.update(best=None, test=None, test_by_group=None)
 
     def discard_if_empty(self) -> None:
         """Delete the folder that this command has created if it contains neither results nor logged metrics."""

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from finetune.runs.intervals import interval, num_right_of, percent, wilson
+from finetune.system.messages import counted
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0, le=10**15)]
@@ -25,6 +26,7 @@ class Headline(Struct, frozen=True, kw_only=True):
         high: The upper end of the interval.
         num_images: Number of images that it was measured on.
         comment: A sentence that helps to judge it; "" for none.
+        unit: What is counted: `images`, or `groups` of them.
         baseline: Accuracy of always predicting the most frequent class, or the mean average precision of guesses; None
             if it is not known.
     """
@@ -36,6 +38,7 @@ class Headline(Struct, frozen=True, kw_only=True):
     high: Share
     num_images: Count
     comment: str = ""
+    unit: str = "images"
     baseline: Share | None = None
 
     @property
@@ -60,9 +63,11 @@ class Headline(Struct, frozen=True, kw_only=True):
         """The sentence without the comment."""
         if self.metric == "accuracy":
             counts = f"{self.num_right:,} of {self.num_images:,}"
+            if self.unit != "images":
+                counts += f" {self.unit}"
             values = f"({counts}; 95 % interval {self.interval_text})"
         else:
-            values = f"(95 % interval {self.interval_text}), on {self.num_images:,} images"
+            values = f"(95 % interval {self.interval_text}), on {self.num_images:,} {self.unit}"
         return f"{self.split} {self.metric} {self.value_text} {values}"
 
     def __str__(self) -> str:
@@ -147,6 +152,22 @@ def headline_of(result: Mapping[str, Any], split: str = "test") -> Headline | No
     if result.get("label_counts") and result.get(f"{split}/mAP") is not None:
         return _of_labels(result, split, name)
     return None
+
+
+def headline_of_groups(result: Mapping[str, Any], split: str = "test") -> Headline | None:
+    """Return the result of an evaluation with groups counted instead of images; None without groups; see above."""
+    groups = result.get("groups", {})
+    headline = headline_of({"class_names": result.get("class_names"), **groups}, split)
+    if headline is None:
+        return None
+    why = {
+        "num_mixed": "with images of different classes",
+        "num_unread": "without a readable image",
+    }
+    numbers = [(counted(groups[name], "group"), text) for name, text in why.items() if groups[name]]
+    left_out = ", ".join(f"{num} {text}" for num, text in numbers)
+    comment = f"{headline.comment} Left out: {left_out}." if left_out else headline.comment
+    return structs.replace(headline, unit="groups", comment=comment)
 
 
 def _of_classes(

@@ -33,12 +33,14 @@ class Predicted(NamedTuple):
         chosen: Index of the predicted class, or indices of the predicted labels.
         p: Probability of each class or label, K.
         error: Why it cannot be decoded; "" for nothing.
+        means: Of several labels and a group, the mean of the probabilities of its images, K, whose largest are `p`.
     """
 
     path: str
     chosen: Sequence[int] = ()
     p: Sequence[float] = ()
     error: str = ""
+    means: Sequence[float] = ()
 
 
 def predicted(
@@ -62,7 +64,7 @@ class Rows:
 
     With one class an image, a row has the predicted class and the probability of each class. With several labels it
     has all predicted labels: in `predict` in the column `labels`, so that the file can be read as a table of images,
-    and in `test`, where `labels` has the true ones, in `predicted`.
+    and in `test`, where `labels` has the true ones, in `predicted`. The file of groups has `group_columns`.
 
     Args:
         names: The classes or labels, K.
@@ -70,6 +72,7 @@ class Rows:
         is_test: Whether the rows also have the true class or labels.
         top_k: Number of classes in a row; None for all.
         abstain_below: Predict `unsure` if the predicted class is less probable than that.
+        has_groups: Whether the images have groups.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Rows:
         is_test: bool = False,
         top_k: int | None = None,
         abstain_below: float = 0.0,
+        has_groups: bool = False,
     ) -> None:
         self.names = names
         self.thresholds = thresholds
@@ -102,16 +106,23 @@ class Rows:
         else:
             best = range(2, self.top_k + 1)
             columns += [f"{what}_{i}" for i in best for what in ("class", "probability")]
-        self.columns = ["path", *columns, "error"]
+        self.columns = ["path", *(["group"] if has_groups else []), *columns, "error"]
+        means = [] if thresholds is None else [f"mean_{name}" for name in names]
+        self.group_columns = ["group", "images", *columns, *means, "error"]
 
-    def cells(self, one: Predicted, true: Sequence[int] = ()) -> dict[str, Any]:
+    def cells(
+        self, one: Predicted, true: Sequence[int] = (), group: str = "", num_images: int = 1
+    ) -> dict[str, Any]:
         """Return the cells of a row; a missing one is empty.
 
         Args:
             one: The prediction.
             true: In a test the index of the true class, or those of the true labels.
+            group: The name of the group.
+            num_images: Of a group, the number of images that could be decoded.
         """
-        row: dict[str, Any] = {"path": one.path, "error": one.error}
+        row: dict[str, Any] = {"path": one.path, "group": group, "images": num_images}
+        row["error"] = one.error
         row[self._true] = self._joined(self.names[k] for k in true)
         if one.error:
             return row
@@ -120,6 +131,8 @@ class Rows:
             row |= {"class": self.predictions(one)[0], "probability": p[one.chosen[0]]}
         else:
             row[self._column] = self._joined(self.predictions(one))
+            of_names = zip(self.names, one.means, strict=False)
+            row |= {f"mean_{name}": round(value, DIGITS) for name, value in of_names}
         if self.top_k is None:
             return row | {f"p_{name}": value for name, value in zip(self.names, p, strict=True)}
         for i, k in enumerate(self._best(one, self.top_k)[1:], 2):

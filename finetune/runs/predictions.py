@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 import pytorch_lightning as pl
 import torch.distributed as dist
 
@@ -36,6 +37,7 @@ from finetune.system.messages import WrongUsage, counted, shown
 log = logging.getLogger(__name__)
 
 FILES = {"predict": "predictions.csv", "test": "test_predictions.csv"}
+GROUP_FILE = "test_group_predictions.csv"
 _NOT_UTF8 = "surrogateescape"  # a file name that is not UTF-8 is written as its bytes
 _ROWS_AT_ONCE = 1024
 
@@ -50,6 +52,8 @@ class _OfRank(NamedTuple):
 
 class PredictionWriter(pl.Callback):
     """Writes the predictions of `predict` batch by batch. Each rank writes its contiguous part; rank 0 joins the parts.
+
+    Those of groups, if images have groups, are in another file next to it, whose name begins with `group_`.
 
     The parts are files next to the target. If writing fails, the part file of this process is not deleted, and the
     error message names it. `prediction_rows` has all columns.
@@ -105,22 +109,23 @@ class PredictionWriter(pl.Callback):
                     raise WrongUsage(
                         f"--{name} is for one class per image, and this network predicts several labels"
                     )
+        samples: Samples = trainer.datamodule.splits["predict"]  # type: ignore[attr-defined]
         self._rows = Rows(
             pl_module.class_names,
             _thresholds(pl_module),
             top_k=self.top_k,
             abstain_below=self.abstain_below,
+            has_groups=samples.groups is not None,
         )
         if trainer.is_global_zero:
-            num = len(trainer.datamodule.splits["predict"])  # type: ignore[attr-defined]
-            log.info("predicting %s", counted(num, "image"))
+            log.info("predicting %s", counted(len(samples), "image"))
         # Two runs that write the same target must not share part files.
         token = [os.urandom(4).hex()]
         if trainer.world_size > 1:
             dist.broadcast_object_list(token)
         self._token = token[0]
         self._part = self._begin(trainer) if self.is_written else io.StringIO(newline="")
-        self._csv = _csv_writer(self._part, self._rows)
+        self._csv = _csv_writer(self._part, self._rows.columns)
         if trainer.is_global_zero:
             self._csv.writeheader()
 
@@ -145,16 +150,18 @@ class PredictionWriter(pl.Callback):
         of_batch = dict(zip(indices, results, strict=True))
         for i, error in outputs["bad"]:
             of_batch[i] = Predicted(samples.paths[i], error=error)
-        in_order = [of_batch[i] for i in sorted(of_batch)]
+        in_order = sorted(of_batch.items())
         counts = self._own.counts
         last = self._own.last
-        for one in in_order:
+        for _, one in in_order:
             counts.update(self._rows.counted(one))
             last = one
         self._own = _OfRank(counts, self._own.num_rows + len(in_order), last)
         if self.is_written:
             with self._keep_part_on_error(trainer):
-                self._csv.writerows(map(self._rows.cells, in_order))
+                self._csv.writerows(
+                    self._rows.cells(one, group=samples.group_name(i)) for i, one in in_order
+                )
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert self._part is not None
@@ -177,7 +184,18 @@ class PredictionWriter(pl.Callback):
                     path.unlink(missing_ok=True)
         counts = sum((rank.counts for rank in of_ranks), Counter[str | None]())
         last = [rank.last for rank in of_ranks if rank.last is not None]
+        if self.is_written:
+            self._write_groups(pl_module)
         self._print_summary(counts, sum(rank.num_rows for rank in of_ranks), last[-1])
+
+    def _write_groups(self, module: Any) -> None:
+        """Write the predictions for groups, if there are any, and print a summary."""
+        groups = getattr(module, "groups", None)
+        if groups is not None:
+            target = self.target.with_name(f"group_{self.target.name}")
+            counts = _write(target, self._rows, module, groups.samples, groups.outputs, groups)
+            print(f"{counted(counts.total(), 'group')}: {self._rows.count_text(counts)}")
+            print(f"predictions of groups in {target}", flush=True)
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
         if self._part is not None:
@@ -225,6 +243,8 @@ class PredictionWriter(pl.Callback):
 class AnswersWriter(pl.Callback):
     """Writes `test_predictions.csv` into the folder of the run, on rank 0. Its rows also have the true class or labels.
 
+    If the images have groups, `test_group_predictions.csv` has a row for each group.
+
     Args:
         run: The run.
     """
@@ -236,27 +256,57 @@ class AnswersWriter(pl.Callback):
         if not trainer.is_global_zero:
             return
         samples: Samples = trainer.datamodule.splits["test"]  # type: ignore[attr-defined]
-        rows = Rows(pl_module.class_names, _thresholds(pl_module), is_test=True)
-        path = self.run.file(FILES["test"])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            replacing(path) as temporary,
-            temporary.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8) as file,
-        ):
-            writer = _csv_writer(file, rows)
-            writer.writeheader()
-            bad = ((i, Predicted(samples.paths[i], error=e)) for i, e in pl_module.outputs.bad)
-            good = _tested(pl_module, samples)
-            for i, one in merge(good, bad, key=itemgetter(0)):
-                target: Any = samples.targets[i]
-                several = rows.thresholds is not None
-                true = [k for k, is_true in enumerate(target) if is_true] if several else [target]
-                writer.writerow(rows.cells(one, true))
+        groups = getattr(pl_module, "groups", None)
+        rows = Rows(
+            pl_module.class_names,
+            _thresholds(pl_module),
+            is_test=True,
+            has_groups=groups is not None,
+        )
+        _write(self.run.file(FILES["test"]), rows, pl_module, samples, pl_module.outputs)
+        if groups is not None:
+            target = self.run.file(GROUP_FILE)
+            _write(target, rows, pl_module, groups.samples, groups.outputs, groups)
 
 
-def _tested(module: Any, samples: Samples) -> Iterator[tuple[int, Predicted]]:
-    """Yield the indices of the test images that were measured, and the predictions for them."""
-    columns = (module.outputs.index, module.outputs.logits)
+def _write(
+    target: Path, rows: Rows, module: Any, samples: Samples, outputs: Any, groups: Any = None
+) -> Counter[str | None]:
+    """Write the predictions for images, or for groups, and return what the summary counts of them.
+
+    Args:
+        target: The file.
+        rows: Its rows.
+        module: The network.
+        samples: The images, or the groups as images.
+        outputs: The `Outputs` for them.
+        groups: The `Groups`; None for images.
+    """
+    counts: Counter[str | None] = Counter()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        replacing(target) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8) as file,
+    ):
+        writer = _csv_writer(file, rows.columns if groups is None else rows.group_columns)
+        writer.writeheader()
+        bad = ((i, Predicted(samples.paths[i], error=error)) for i, error in outputs.bad)
+        for i, one in merge(_evaluated(module, samples, outputs), bad, key=itemgetter(0)):
+            of_one: Any = samples.targets[i]
+            true = [of_one] if isinstance(of_one, int) else np.flatnonzero(of_one).tolist()
+            num_images = 1
+            if groups is not None:
+                num_images = groups.sizes[i]
+                one = one._replace(means=groups.means[i])
+            true = [k for k in true if k >= 0]  # -1 is unknown
+            writer.writerow(rows.cells(one, true, samples.group_name(i), num_images))
+            counts.update(rows.counted(one))
+    return counts
+
+
+def _evaluated(module: Any, samples: Samples, outputs: Any) -> Iterator[tuple[int, Predicted]]:
+    """Yield the indices of the images that were evaluated, and the predictions for them."""
+    columns = (outputs.index, outputs.logits)
     for index, logits in zip(*(column.split(_ROWS_AT_ONCE) for column in columns), strict=True):
         p = module.calibration.probabilities(logits)
         paths = [samples.paths[i] for i in index.tolist()]
@@ -271,7 +321,7 @@ def _thresholds(module: Any) -> list[float] | None:
     return list(module.calibration.thresholds)
 
 
-def _csv_writer(file: IO[str], rows: Rows) -> "csv.DictWriter[str]":
+def _csv_writer(file: IO[str], columns: list[str]) -> "csv.DictWriter[str]":
     # csv quotes a field with a carriage return only if rows also end in one. The lambda removes that.
     lines: Any = SimpleNamespace(write=lambda row: file.write(f"{row[:-2]}\n"))
-    return csv.DictWriter(lines, rows.columns, lineterminator="\r\n", extrasaction="ignore")
+    return csv.DictWriter(lines, columns, lineterminator="\r\n", extrasaction="ignore")

@@ -26,6 +26,7 @@ class Predictions:
         decided: Whether each label is predicted, (N, K) bool.
         probabilities: Probability of each label, (N, K). Of many classes, only those of the five best are above 0.
         unread: Paths of images that could not be decoded.
+        groups: The group of each image, N; None if there are no groups.
     """
 
     names: list[str]
@@ -35,10 +36,13 @@ class Predictions:
     decided: np.ndarray
     probabilities: np.ndarray
     unread: list[str]
+    groups: list[str] | None = None
 
     @classmethod
-    def read(cls, path: Path, names: Sequence[str], is_single: bool) -> "Predictions":
-        """Read `test_predictions.csv`.
+    def read(
+        cls, path: Path, names: Sequence[str], is_single: bool, key: str = "path"
+    ) -> "Predictions":
+        """Read `test_predictions.csv`, or with the key `group` the file of groups, whose paths are their names.
 
         Raises:
             ValueError: The file has other classes, or is damaged.
@@ -53,12 +57,13 @@ class Predictions:
             labels, decided = (_multi_hot(rows, name, place, separator) for name in columns)
             return cls(
                 names=list(names),
-                paths=[row["path"] for row in rows],
+                paths=[row[key] for row in rows],
                 is_single=is_single,
                 labels=labels,
                 decided=decided,
                 probabilities=_probabilities(rows, place, is_single),
-                unread=[row["path"] for row in all_rows if row["error"]],
+                unread=[row[key] for row in all_rows if row["error"]],
+                groups=[row["group"] for row in rows] if "group" in (rows or [{}])[0] else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:
             kind = "classes" if is_single else "labels"

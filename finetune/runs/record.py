@@ -59,22 +59,31 @@ class RunRecord(RunDir):
     @cached_property
     def predictions(self) -> Predictions | None:
         """The predictions for the test images; None if there are none. Paths are valid in the working directory."""
-        name = "predictions.csv" if "folds" in self.result else "test_predictions.csv"
-        names: Sequence[str] = self.result.get("class_names", ())
-        if not names or not (self.path / name).is_file():
+        predictions = self._predictions("predictions.csv", "path")
+        if predictions is None:
             return None
-        is_single = "label_counts" not in self.result
-        predictions = Predictions.read(self.path / name, names, is_single)
         paths = ((path, os.path.join(self.begun_in, path)) for path in predictions.paths)
         return replace(
             predictions, paths=[at if os.path.isfile(at) else path for path, at in paths]
         )
 
+    @cached_property
+    def group_predictions(self) -> Predictions | None:
+        """The predictions for the groups of test images, whose names are the paths; None if there are none."""
+        return self._predictions("group_predictions.csv", "group")
+
+    def _predictions(self, file: str, key: str) -> Predictions | None:
+        path = self.path / (file if "folds" in self.result else f"test_{file}")
+        names: Sequence[str] = self.result.get("class_names", ())
+        if not names or not path.is_file():
+            return None
+        return Predictions.read(path, names, "label_counts" not in self.result, key)
+
     def without_test(self) -> "RunRecord":
         """Return the same without its test, which is one of earlier weights while the run goes on."""
         run = RunRecord(self.path)
         run.__dict__["_record"] = self._record._replace(
-            facts=structs.replace(self.facts, test=None)
+            facts=structs.replace(self.facts, test=None, test_by_group=None)
         )
         run.__dict__["result"] = {}
         return run

@@ -17,7 +17,7 @@ _TRAINING_STATE = ("optimizer_states", "lr_schedulers")
 _OURS = re.compile(
     r"(fit/(fold|member)_\d+/|test/version_\d+/)?"
     r"((run|test|val)\.json|config\.yaml|skipped\.txt"
-    r"|(metrics|steps|predictions|test_predictions)\.csv|report\.html|augmented\.webp"
+    r"|(metrics|steps|(test_)?(group_)?predictions)\.csv|report\.html|augmented\.webp"
     r"|\.finetune|\.lock|\.children\.lock|\.sync|\.uploaded\.json"
     r"|checkpoints/(best|last|start)(\.ckpt|(\.int8)?\.(onnx|safetensors)(\.json)?)"
     r"|checkpoints/(best|last|start)\.timm/(README\.md|(config|finetune)\.json|model\.safetensors)"

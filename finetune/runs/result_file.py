@@ -16,6 +16,7 @@ from finetune.system.files import replace_text
 MAX_DENSE = 100  # classes whose matrices are written as they are
 # Matrices (K, K), and the name of their cells: rows of the true class, the other class and the number of images.
 _CELLS = {"confusion_matrix": "confusion_cells", "cooccurrence": "cooccurrence_cells"}
+_NESTED = {"groups", "test_folder"}  # other results in it: of groups, and of folds on a test folder
 _Pair = tuple[Count, Count]
 _Losses = dict[str, float | None]
 _Shares = dict[str, Share | None]
@@ -57,13 +58,15 @@ class _Tables(TypedDict, total=False):
     corrections: Corrections
     mAP_interval: _Interval
     folds: list[_Fold]
+    num_mixed: Count
+    num_unread: Count
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
     """Write the result of an evaluation as JSON."""
     plain = _sparse(result)
-    if "test_folder" in plain:  # the result of folds has another one in it
-        plain["test_folder"] = _sparse(plain["test_folder"])
+    for name in _NESTED & plain.keys():
+        plain[name] = _sparse(plain[name])
     replace_text(path, json.dumps(plain, indent=2, allow_nan=False) + "\n")
 
 
@@ -77,9 +80,8 @@ def read_result(path: Path) -> dict[str, Any]:
         return {}
     with reading(path):
         result = _checked(json.loads(path.read_text("utf-8")))
-        if "test_folder" in result:
-            names = {"class_names": result["class_names"]}
-            result["test_folder"] = _checked(names | result["test_folder"])
+        for name in _NESTED & result.keys():
+            result[name] = _checked({"class_names": result["class_names"]} | result[name])
     return result
 
 

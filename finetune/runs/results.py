@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch.distributed as dist
 
 from finetune.runs.folder import Run
-from finetune.runs.headline import headline_of
+from finetune.runs.headline import headline_of, headline_of_groups
 from finetune.runs.result_file import write_result
 from finetune.system.files import replace_text
 from finetune.system.messages import counted
@@ -81,13 +81,16 @@ class Results(pl.Callback):
         result = {**values, **details}
         write_result(file, result)
         headline = headline_of(result, split)
+        by_group = headline_of_groups(result, split)
         if split == "test":
-            self.run.dir.update(test=headline)
+            self.run.dir.update(test=headline, test_by_group=by_group)
         for name in (f"{split}/{metric}" for metric in METRICS):
             if name in values:
                 print(f"{name} {values[name]:.4f}", flush=True)
         if headline is not None:
             print(headline, flush=True)
+        if by_group is not None:
+            print(f"by group: {by_group}", flush=True)
         for line in pl_module.calibration.describe(pl_module.class_names):
             print(line, flush=True)
 

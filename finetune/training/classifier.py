@@ -19,6 +19,7 @@ from finetune.data.class_weights import (
     weights_of_classes,
 )
 from finetune.data.samplers import run_seed
+from finetune.data.samples import Samples
 from finetune.distributed.global_loss import GlobalLoss, set_ddp_arguments, zero_loss
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.models import stages
@@ -33,9 +34,10 @@ from finetune.training.compile import Compile
 from finetune.training.dropout import Noise
 from finetune.training.finite import check_evaluated
 from finetune.training.fitted_head import FitHead, resolved_head_init
+from finetune.training.groups import Groups, group_outputs
 from finetune.training.loss import target_of
 from finetune.training.lr_schedulers import WarmupCosine, scheduler_config
-from finetune.training.measure import measure
+from finetune.training.measure import measure, measure_groups
 from finetune.training.metrics import TrainMetrics, undecodable
 from finetune.training.optimizers import (
     fuse,
@@ -159,6 +161,7 @@ class Classifier(pl.LightningModule):
         self._collector = Collector()
         # of the last evaluation outside of a fit: the outputs, on rank 0; and of each the tables behind its metrics
         self.outputs: Outputs | None = None
+        self.groups: Groups | None = None  # of these images, if they have groups
         self.counts: dict[str, Any] = {}
 
     def forward(self, images: Tensor) -> Tensor:
@@ -260,8 +263,9 @@ class Classifier(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self._collector = Collector()
+        self.groups = None
 
-    on_test_epoch_start = on_validation_epoch_start
+    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         logits = self._logits(batch)
@@ -278,8 +282,11 @@ class Classifier(pl.LightningModule):
 
         `class` is the index of the predicted class (B,); of several labels whether each is predicted, (B, K) bool.
         """
-        p = self.calibration.probabilities(self._logits(batch))
+        logits = self._logits(batch)
+        p = self.calibration.probabilities(logits)
         check_evaluated(p, batch["index"], self.trainer)
+        if self._with_groups("predict") is not None:
+            self._collector.add(batch, logits)
         return {
             "index": batch["index"],
             "probabilities": p,
@@ -299,6 +306,18 @@ class Classifier(pl.LightningModule):
     def on_test_epoch_end(self) -> None:
         self._end_evaluation("test")
 
+    def on_predict_epoch_end(self) -> None:
+        samples = self._with_groups("predict")
+        outputs = None if samples is None else self._collector.gather(self.trainer)
+        if samples is not None and outputs is not None and len(outputs.index):
+            self.groups = group_outputs(outputs, self.calibration, samples)
+
+    def _with_groups(self, split: str) -> Samples | None:
+        """Return the images of a split; None if they have no groups, or are of another data module."""
+        splits = getattr(getattr(self.trainer, "datamodule", None), "splits", {})
+        samples = splits.get(split)
+        return samples if isinstance(samples, Samples) and samples.groups is not None else None
+
     def _end_evaluation(self, split: str) -> None:
         """Measure the outputs of all ranks on rank 0, and log the metrics on all. A fit then fits a calibration.
 
@@ -316,6 +335,12 @@ class Classifier(pl.LightningModule):
             found = measure(
                 outputs, self.task, self.calibration, self.class_weight, is_test, not is_fit
             )
+            samples = None if is_fit else self._with_groups(split)
+            if samples is not None:
+                self.groups = group_outputs(outputs, self.calibration, samples)
+                found[1]["groups"] = measure_groups(
+                    self.groups, self.task, self.calibration, self.class_weight, split
+                )
             if is_fit:
                 fitted = Calibration.fit(outputs.logits, outputs.labels, self.aim)
         found, fitted = self.trainer.strategy.broadcast((found, fitted))

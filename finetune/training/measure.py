@@ -22,6 +22,7 @@ from finetune.runs.best_epoch import num_trials_of_labels
 from finetune.runs.headline import INTERVAL
 from finetune.runs.intervals import wilson
 from finetune.training.calibration import Calibration
+from finetune.training.groups import Groups
 from finetune.training.loss import Target
 from finetune.training.outputs import Outputs
 
@@ -75,6 +76,21 @@ def measure(
     else:
         values, tables = _of_labels(outputs, task.class_names, calibration, has_interval, has_pairs)
     return {"loss": loss / weight, **values}, {**tables, "loss_weight": weight}
+
+
+def measure_groups(
+    groups: Groups, task: Any, calibration: Calibration, class_weight: Tensor, split: str
+) -> dict[str, Any]:
+    """Return the metrics and tables of groups, measured as images, and how many are left out, for test.json."""
+    left_out = {
+        "num_mixed": groups.num_mixed,
+        "num_unread": len(groups.outputs.bad) - groups.num_mixed,
+    }
+    if not len(groups.outputs.index):
+        return left_out
+    values, tables = measure(groups.outputs, task, calibration, class_weight, split == "test")
+    metrics = {f"{split}/{name}": None if math.isnan(v) else v for name, v in values.items()}
+    return {**metrics, **tables, **left_out}
 
 
 def _chunks(outputs: Outputs) -> zip:

@@ -11,6 +11,8 @@ PROMISES = {
     "equal-ranks": "Ranks that found different images or labels do not start",
     # an honest result
     "interval": "The interval of a mean average precision contains the true value, also if labels occur together",
+    "group-answers": "A group of images has one answer in `test` and `predict`: exactly the mean of the log "
+    "probabilities of its images, of several labels the largest probability, on any number of devices",
     "groups": "Images of a group share a split, and each image is tested in one fold",
     "folds": "The result of a cross-validation is that of all its images, and no image is measured with a threshold "
     "that was chosen on it",

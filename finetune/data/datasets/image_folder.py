@@ -11,14 +11,20 @@ from finetune.data.data_settings import required_folder
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.download import fetch_archive
 from finetune.data.datasets.scan import scan
-from finetune.data.drawn_splits import draw_splits, has_groups, joined, put_into_groups
+from finetune.data.drawn_splits import (
+    check_has_groups,
+    draw_splits,
+    has_groups,
+    joined,
+    put_into_groups,
+)
 from finetune.data.faults import refuse_faults
 from finetune.data.listing import ScanOptions
 from finetune.data.samples import Samples
 from finetune.data.seen import fingerprint
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.file_names import composed
-from finetune.system.messages import WrongUsage, counted, shown
+from finetune.system.messages import counted
 
 log = logging.getLogger(__name__)
 
@@ -88,12 +94,7 @@ class ImageFolderData(ImageDataModule):
             if settings.fold is None and has_groups(self.splits):
                 message += f" with split_seed {settings.split_seed}, which does not divide groups"
             raise ValueError(f"{message}: add some, or remove that class")
-        if settings.group_by is not None and not has_groups(self.splits):
-            example = next(iter(self.splits["train"].names()), "")
-            raise WrongUsage(
-                f"--data.group_by {settings.group_by!r} finds no group of two images or more, for example none for "
-                f"{shown(example)}"
-            )
+        check_has_groups(self.scanned, settings.group_by)
 
     def use_all_images(self, split: str) -> None:
         data = self.scanned

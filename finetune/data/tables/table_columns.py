@@ -121,7 +121,7 @@ def find_columns(
         if role == "split":
             matches = matches or [name for name in rest if _has_splits(table, name)]
         if matches:
-            name = _chosen(table, role, matches, needs_labels or role == "path")
+            name = _chosen(table, role, matches, needs_labels or role in ("path", "group"))
             columns[role] = (name,)
             taken.add(name)
     labels = columns["label"] or _indicator_columns(table, taken)

@@ -116,6 +116,7 @@ def list_table(path: Path, options: ScanOptions) -> Listing:
         has_splits=columns.split is not None,
         label_kind=labels.kind,
         groups=values[columns.group][rows] if columns.group else None,
+        group_names=dict(zip(*_groups(table, columns, values), strict=True)),
         weights=values[columns.weight][rows] if columns.weight else None,
         where=lambda i: table.where(int(rows[i]), labels.column),
         faults=tuple(sorted([*faults.values(), *contradictions], key=lambda fault: fault.row)),
@@ -166,24 +167,40 @@ def _merged(
     return kept, [*faults.values()], sum(first not in faults for first in repeats)
 
 
-def listed_paths(path: Path, named: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the paths in a table whose other columns do not matter.
+def listed_images(
+    path: Path, named: Mapping[str, Sequence[str]]
+) -> tuple[list[str], list[str] | None]:
+    """Return the paths in a table whose labels do not matter, and their groups if it has a column of groups.
 
     Args:
         path: The table.
-        named: Column names by role. The column of the path is found by its usual names if it has no such name here.
+        named: Column names by role. A column is found by its usual names if the table has none of its names here.
 
     Raises:
-        ValueError: The table has no column of paths, or a row without a path.
+        ValueError: The table has no column of paths, or a row without a path or a group.
     """
     table = read_table(path)
-    names = named.get("path", ())
-    own = {"path": names} if set(names) & set(table.columns) else {}
-    columns = find_columns(table, own, needs_labels=False)
+    own = {
+        role: named[role]
+        for role in ("path", "group")
+        if role in named and set(named[role]) <= set(table.columns)
+    }
+    found = find_columns(table, own, needs_labels=False)
+    columns = Columns(found.path, (), group=found.group)
     paths, faults = _read_paths(table, columns.path, folder_of(table, columns.path))
-    if faults:
+    values, of_values = _read_values(table, columns)
+    if faults := faults + of_values:
         raise ValueError(faults[0].advice())
-    return paths
+    return paths, _groups(table, columns, values)[1] if columns.group else None
+
+
+def _groups(
+    table: TableFile, columns: Columns, values: Mapping[str, np.ndarray]
+) -> tuple[list[int], list[str]]:
+    """Return the id and the name of the group of each row; none without a column of groups."""
+    if columns.group is None:
+        return [], []
+    return values[columns.group].tolist(), [*map(_label_text, table.columns[columns.group])]
 
 
 # Paths
