@@ -97,16 +97,6 @@ def handle_signals_while_waiting() -> None:
         raise Interrupted(flag.received)
 
 
-class StopAtOnce(pl.Callback):
-    """Ends evaluation and prediction at the first signal. Lightning's handlers exit with code 0 or 1, or hang."""
-
-    def _install(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.state.fn != "fit":
-            install_stop_at_once()
-
-    on_validation_start = on_test_start = on_predict_start = _install  # type: ignore[assignment]
-
-
 def is_rank_zero() -> bool:
     """Return whether the environment says that this process has rank 0, or says nothing."""
     variables = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # torchrun's, Lightning's, srun's

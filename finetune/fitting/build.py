@@ -20,12 +20,7 @@ from finetune.data.addresses import check_scheme, is_address
 from finetune.data.datamodule import ImageDataModule, data_arguments
 from finetune.distributed.launch import cluster_environment, num_processes
 from finetune.distributed.ranks import ending, take_over
-from finetune.distributed.signals import (
-    StopAtOnce,
-    install_stop_at_once,
-    is_rank_zero,
-    stop_signals,
-)
+from finetune.distributed.signals import install_stop_at_once, is_rank_zero, stop_signals
 from finetune.distributed.waits import LimitWaits
 from finetune.reports.live_report import LiveReport
 from finetune.runs.checkpoint_io import AtomicCheckpointIO
@@ -150,7 +145,7 @@ def build_trainer(
     folder = RunFolder(run, config)
     loggers = [MetricsCSV(run), *(RunLogger(name, run) for name in settings.logger or ())]
     all_callbacks = [
-        *(folder, LoggedConfig(folder), StopAtOnce(), LimitWaits()),
+        *(folder, LoggedConfig(folder), LimitWaits()),
         *callbacks,
         # after the predictions of a test, from which an interval is computed
         *(Results(run), Skipped(run)),
@@ -218,13 +213,6 @@ def local_root(root: str, command: str) -> str:
     if is_rank_zero():
         names_there(folder, command)
     return str(folder)
-
-
-def has_several_processes(trainer: Trainer) -> bool:
-    """Return whether Lightning starts the processes of other devices, as the command of this one."""
-    launcher: Any = trainer.strategy.launcher
-    is_starter = lightning_private.is_subprocess_launcher(launcher)
-    return is_starter and not launcher.cluster_environment.creates_processes_externally
 
 
 @contextmanager

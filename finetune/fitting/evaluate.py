@@ -6,7 +6,7 @@ its code, and a checkpoint may be untrusted. The user may choose a module, by na
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from finetune.fitting.build import (
     stopped_at_once,
     takes,
 )
-from finetune.fitting.plan import start_ranks_with
 from finetune.inference.onnx_network import put_exported
 from finetune.inference.tta import AverageFlip
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -56,16 +55,9 @@ _OF_THE_MACHINE = ("num_workers", "cache_limit_gb", "predict")
 _EVALUATED = {"validate": "val", "test": "test"}  # the split that a command evaluates
 
 
-def run_evaluation(layers: Layers, typed: Sequence[str], began: float) -> None:
-    """Run validate, test or predict.
-
-    Args:
-        layers: Who has set what.
-        typed: The command line, with which the processes of other devices start.
-        began: `time.monotonic` when the command began.
-    """
+def run_evaluation(layers: Layers, *_: Any) -> None:
+    """Run validate, test or predict. Lightning starts the processes of other devices with the same command line."""
     with stopped_at_once():
-        start_ranks_with(typed)
         evaluate(layers)
 
 

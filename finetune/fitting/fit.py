@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,9 +26,8 @@ from finetune.fitting.build import (
     build_trainer,
     closing,
     fit_callbacks,
-    has_several_processes,
 )
-from finetune.fitting.plan import Plan, plan_file, start_ranks_with
+from finetune.fitting.plan import Plan, plan_file
 from finetune.fitting.resume import (
     Start,
     check_classes,
@@ -147,12 +147,12 @@ def _fit(parts: Parts) -> None:
 
 @contextmanager
 def _ranks_start_with(parts: Parts) -> Iterator[None]:
-    """Let the processes of other devices start with the plan of this one."""
-    if not has_several_processes(parts.trainer):
+    """Let Lightning start the processes of other devices with the plan of this one, which has decided everything."""
+    if parts.trainer.world_size == 1:
         yield
         return
     with plan_file(parts.plan) as file:
-        start_ranks_with(["fit", "--decided", str(file)])
+        sys.argv = [sys.argv[0], "fit", "--decided", str(file)]
         yield
 
 

@@ -6,29 +6,32 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.data.batch_limits import num_within
 from finetune.data.datamodule import ImageDataModule, open_data
-from finetune.fitting.build import arguments_in_effect, build_model, takes
+from finetune.distributed.launch import count_devices
+from finetune.fitting.build import arguments_in_effect, build_model, one_device, takes
 from finetune.fitting.plan import Plan
-from finetune.models.image_classifier import check_first_pass
-from finetune.models.network_names import is_timm
-from finetune.profiling.time_budget import (
+from finetune.fitting.time_budget import (
     MOST_EPOCHS,
-    Choice,
+    Costs,
     TrainingLength,
     Work,
-    choose,
+    longest_training,
     measure,
-    num_devices_of,
 )
+from finetune.models.image_classifier import check_first_pass
+from finetune.models.network_names import is_timm
 from finetune.settings.layers import Layers, replaced
-from finetune.settings.schema import FitSettings
+from finetune.settings.schema import FitSettings, TrainerSettings
 from finetune.system.progress import duration
 from finetune.training.classifier import Classifier
 from finetune.training.precision import automatic_precision
+from finetune.training.run_length import fewest_epochs
 
+_ENDING = 2.5  # seconds for what is written at the end, most of all the report
 # the default, and smaller sizes at which pretrained networks are still accurate
 _SIZES = (224, 192, 160, 128)
 
@@ -51,7 +54,8 @@ def settle_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
     seconds = 60 * settings.minutes / settings.num_fits
     # The processes of other devices take as long to start as this one, which alone ranks networks.
     start = time.monotonic() - began - (plan.ranking["seconds"] if plan.ranking else 0.0)
-    end = began + seconds - (start if num_devices_of(settings.trainer) > 1 else 0.0)
+    num_devices = _num_devices(settings.trainer)
+    end = began + seconds - (start if num_devices > 1 else 0.0)
     with isolate_rng():  # the measurement must not change the random numbers of the fit
         data = open_data(settings.data)
         model = build_model(settings.model, data)
@@ -61,26 +65,69 @@ def settle_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
             settings.trainer.accelerator, None, is_resumed=False, network=model.network
         )
         work = _work(settings, data)
-        trainer = replaced(settings.trainer, {"precision": precision})
-        costs = measure(model, data, trainer, seconds, end - time.monotonic())
-    choice = choose(costs, end - time.monotonic(), work, _sizes(settings, layers, model))
-    if choice.training is None:
-        raise ValueError(
-            f"--minutes {settings.minutes:g} is not enough for a single step: the rest takes {choice.others:.0f} s on "
-            f"this machine, and a step {choice.batch:.1f} s; allow more minutes, or use a smaller --size "
-            "(--data.image_size) or --batch (--data.batch_size)"
-        )
+        trainer = one_device(replaced(settings.trainer, {"precision": precision}), {})
+        costs = measure(model, data, trainer, num_devices, seconds, end - time.monotonic())
+    sizes = _sizes(settings, layers, model)
+    size, training = _longest_fit(costs, end - time.monotonic(), work, sizes, settings.minutes)
     values: dict[str, Any] = {
         "minutes": None,
-        "trainer.max_epochs": choice.training.epochs,
-        "trainer.limit_train_batches": choice.training.batches,
+        "trainer.max_epochs": training.epochs,
+        "trainer.limit_train_batches": training.batches,
         "trainer.precision": precision,
     }
     if takes(settings.data, "image_size"):
-        values["data.image_size"] = choice.size
+        values["data.image_size"] = size
     if takes(settings.data, "cache_limit_gb") and data.cache_limit_gb == 0:
         values["data.cache_limit_gb"] = 0.0
-    return plan.put(values, _note(choice, choice.training, work, settings, began))
+    return plan.put(values, _note(size, training, work, settings, began))
+
+
+def _num_devices(trainer: TrainerSettings) -> int:
+    """Return the number of this machine's devices that a fit will use."""
+    may_be_cuda = trainer.accelerator in ("auto", "gpu", "cuda")
+    return count_devices(trainer.devices) or (torch.cuda.device_count() if may_be_cuda else 0) or 1
+
+
+def _longest_fit(
+    costs: Costs, left: float, work: Work, sizes: Iterator[int], minutes: float
+) -> tuple[int, TrainingLength]:
+    """Return image size and length of the longest fit within a time.
+
+    The size is the first with which the fit sees its images often enough.
+
+    Args:
+        costs: The costs with images of the first size.
+        left: Seconds until the fit must have ended.
+        work: The images of the fit.
+        sizes: Sides of images in pixels, from the largest down. Without enough time for any, the last one is chosen.
+        minutes: The value of the option.
+
+    Raises:
+        ValueError: The time is not enough for a single step.
+    """
+    others = costs.start + _ENDING + work.tested * (costs.evaluate + costs.decode)
+    measured = None
+    for size in sizes:
+        measured = measured or size
+        scaled = costs.at_scale(size / measured)
+        training = longest_training(
+            left - others,
+            batch=scaled.train * work.batch_size,
+            between=scaled.between + work.validated * scaled.evaluate,
+            num_images=work.train,
+            batch_size=work.batch_size,
+            most=MOST_EPOCHS,
+        )
+        # half of the fewest epochs of a fit of default length
+        if training is not None and 2 * training.seen >= work.train * fewest_epochs(work.train):
+            break
+    if training is None:
+        raise ValueError(
+            f"--minutes {minutes:g} is not enough for a single step: the rest takes {others:.0f} s on this machine, "
+            f"and a step {scaled.train * work.batch_size:.1f} s; allow more minutes, or use a smaller --size "
+            "(--data.image_size) or --batch (--data.batch_size)"
+        )
+    return size, training
 
 
 def _work(settings: FitSettings, data: ImageDataModule) -> Work:
@@ -101,13 +148,13 @@ def _work(settings: FitSettings, data: ImageDataModule) -> Work:
 
 
 def _note(
-    choice: Choice, training: TrainingLength, work: Work, settings: FitSettings, began: float
+    size: int, training: TrainingLength, work: Work, settings: FitSettings, began: float
 ) -> str:
     """Return the note about the choice."""
     part = f" of {training.batches} batches each" if training.batches else ""
     batches = training.batches or math.ceil(work.train / work.batch_size)
     steps = training.epochs * math.ceil(batches / settings.trainer.accumulate_grad_batches)
-    text = f"{training.epochs} epochs{part}, {steps:,} steps, with images of {choice.size} pixels"
+    text = f"{training.epochs} epochs{part}, {steps:,} steps, with images of {size} pixels"
     took = duration(time.monotonic() - began)
     text += f": about {duration(training.seconds)} on this machine, after {took} so far"
     if training.epochs == MOST_EPOCHS:

@@ -1,9 +1,8 @@
 """The plan of a fit: its decided settings, and what it continues from. In a file, other processes start by it."""
 
 import json
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -120,8 +119,3 @@ def read_answer(file: Path, what: Literal["run", "error"]) -> str | None:
         return file.with_suffix(f".{what}").read_text("utf-8", "surrogateescape")
     except FileNotFoundError:
         return None
-
-
-def start_ranks_with(arguments: Sequence[str]) -> None:
-    """Let Lightning start the processes of other devices as `finetune` with these arguments."""
-    sys.argv = [sys.argv[0], *arguments]

@@ -29,8 +29,8 @@ from finetune.data.decode import decode
 from finetune.fitting import several_fits as fold_fits
 from finetune.fitting.joined_fits import write_predictions
 from finetune.fitting.plan import Plan, read_plan
+from finetune.fitting.time_budget import Costs, measure
 from finetune.inference.predictor import Predictor
-from finetune.profiling.time_budget import Costs, measure
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.run_dir import RunDir
 from finetune.runs.run_lock import release
@@ -445,7 +445,7 @@ def test_minutes_are_shared_by_folds_and_a_first_fold_that_fails_leaves_no_folde
     seconds = []
 
     def measured(*arguments: Any) -> Costs:
-        seconds.append(arguments[3])
+        seconds.append(arguments[4])
         return measure(*arguments)
 
     monkeypatch.setattr("finetune.fitting.minutes.measure", measured)

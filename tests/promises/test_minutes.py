@@ -11,7 +11,7 @@ from colours import QUICKEST
 from processes import finetune, run_script
 
 from finetune.fitting import minutes
-from finetune.profiling.time_budget import Costs
+from finetune.fitting.time_budget import Costs
 
 SHORT = [option for option in QUICKEST if option not in ("--trainer.max_epochs", "1")]
 SHORT += ["--test_after_fit", "false"]
@@ -106,7 +106,7 @@ from pathlib import Path
 
 from finetune.cli import main
 from finetune.fitting import fit, minutes
-from finetune.profiling.time_budget import Costs
+from finetune.fitting.time_budget import Costs
 from forked import fork_devices
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from finetune.profiling.throughput import scaling, text
+from finetune.commands.benchmark import scaling, text
 
 
 def result(*seconds: float, device_type: str = "cpu", num_devices: int = 1) -> dict:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from finetune.profiling.time_budget import TrainingLength, longest_training
+from finetune.fitting.time_budget import TrainingLength, longest_training
 
 
 def longest(

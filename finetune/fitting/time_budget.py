@@ -2,31 +2,24 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.accelerators import CUDAAccelerator
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import DecodeError
 from finetune.data.loader import Devices, automatic_workers, end_workers
 from finetune.data.samplers import ESTIMATE, draw_indices
-from finetune.distributed.launch import count_devices
 from finetune.distributed.signals import install_stop_at_once
-from finetune.profiling.throughput import synchronize
 from finetune.settings.schema import TrainerSettings
 from finetune.system.machine import num_cores
 from finetune.system.messages import only_errors
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
 from finetune.training.precision import allow_tf32
-from finetune.training.run_length import fewest_epochs
 
 MOST_EPOCHS = 100
 # Loggers whose messages the fit will log again.
@@ -40,8 +33,7 @@ _VALIDATED = 2  # batches; the first one may wait for workers
 _NUM_DECODED = 24  # images
 # Share of the time that is left in which the images may be decoded for the cache.
 _CACHE_SHARE = 1 / 3
-_BETWEEN = 0.2  # seconds between epochs, if none has ended
-_ENDING = 2.5  # seconds for what is written at the end, most of all the report
+_BETWEEN = 0.2  # seconds between epochs, if no epoch has ended
 # The time of a step grows with this power of the image side. It is below 2 because some costs do not depend on pixels.
 _SIDE_EXPONENT = 1.6
 # From this many complete epochs on, at most a tenth of the time remains unused. Fewer epochs are shortened to fit.
@@ -53,10 +45,10 @@ class Costs(NamedTuple):
 
     Attributes:
         start: Until the first steps have ended. This includes a head that is fitted, and compiling.
-        train: To train on an image.
+        train: To train on an image, with a part of the time between epochs if epochs are short.
         evaluate: To validate an image.
         decode: To decode an image that is not in the cache.
-        between: Between two epochs, besides the validation.
+        between: Between two epochs, besides the validation, if it is not a part of `train`.
     """
 
     start: float
@@ -101,51 +93,6 @@ class TrainingLength(NamedTuple):
     batches: int | None
     seen: int
     seconds: float
-
-
-class Choice(NamedTuple):
-    """The fit that ends in time.
-
-    Attributes:
-        size: Side of its images in pixels.
-        training: Its length; None if there is no time for a single batch.
-        others: Seconds that are neither training nor validation.
-        batch: Seconds of a batch.
-    """
-
-    size: int
-    training: TrainingLength | None
-    others: float
-    batch: float
-
-
-def choose(costs: Costs, left: float, work: Work, sizes: Iterable[int]) -> Choice:
-    """Return the longest fit within a time, with the first image size that lets it see its images often enough.
-
-    Args:
-        costs: The costs with images of the first size.
-        left: Seconds until the fit must have ended.
-        work: The images of the fit.
-        sizes: Sides of images in pixels, from the largest down. Without enough time for any, the last one is chosen.
-    """
-    others = costs.start + _ENDING + work.tested * (costs.evaluate + costs.decode)
-    measured = None
-    for size in sizes:
-        measured = measured or size
-        scaled = costs.at_scale(size / measured)
-        batch = scaled.train * work.batch_size
-        training = longest_training(
-            left - others,
-            batch=batch,
-            between=scaled.between + work.validated * scaled.evaluate,
-            num_images=work.train,
-            batch_size=work.batch_size,
-            most=MOST_EPOCHS,
-        )
-        # half of the fewest epochs of a fit of default length
-        if training is not None and 2 * training.seen >= work.train * fewest_epochs(work.train):
-            break
-    return Choice(size, training, others, batch)
 
 
 def longest_training(
@@ -196,30 +143,49 @@ def longest_training(
 
 
 def measure(
-    model: Classifier, data: ImageDataModule, trainer: TrainerSettings, seconds: float, left: float
+    model: Classifier,
+    data: ImageDataModule,
+    trainer: TrainerSettings,
+    num_devices: int,
+    seconds: float,
+    left: float,
 ) -> Costs:
-    """Begin a fit on its first device, and return what its parts cost. It trains for some steps, and writes nothing.
+    """Begin a fit on one device, and return what its parts cost. It trains for some steps, and writes nothing.
 
     Args:
         model: The model. Its weights change.
         data: Its images. The image cache is filled. `cache_limit_gb` becomes 0 if there is no time for that.
-        trainer: The settings of the Trainer of the fit, with the precision.
+        trainer: The settings of a Trainer for the first device of the fit, with the precision.
+        num_devices: Devices of the fit. On a CPU they share the cores, which one process uses alone.
         seconds: Seconds that the fit has in all.
         left: Seconds of them that are left.
     """
     meter = _Meter(min(_LONGEST_TIMED, _TIMED_SHARE * seconds), _STEPS_SHARE * seconds)
     with only_errors(*_LOGGED_AGAIN):
-        if _is_cuda(trainer.accelerator):
+        fit = pl.Trainer(
+            accelerator=trainer.accelerator,
+            devices=trainer.devices,
+            precision=trainer.precision,
+            accumulate_grad_batches=trainer.accumulate_grad_batches,
+            deterministic=trainer.deterministic,
+            max_epochs=10**6,
+            limit_val_batches=_VALIDATED if "val" in data.splits else 0,
+            callbacks=[meter],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            num_sanity_val_steps=0,
+        )
+        if fit.strategy.root_device.type == "cpu":
+            num_devices = 1
+        else:
             allow_tf32()
-        fit = _beginning(trainer, meter, "val" in data.splits)
         model.scheduler = None  # it takes no time, but may need the length of the fit
         check_fit(fit, model, data)
         data.trainer = fit
         decode = _settle_cache(data, left)
-        # on a CPU all devices share the cores, which one process uses alone
-        num_devices = 1
-        if fit.strategy.root_device.type != "cpu":
-            num_devices = num_devices_of(trainer)
         _use_share_of_batch(data, fit, num_devices)
         meter.start()
         try:
@@ -228,26 +194,6 @@ def measure(
             end_workers()
     costs = meter.costs(decode)
     return costs._replace(train=costs.train / num_devices, evaluate=costs.evaluate / num_devices)
-
-
-def _beginning(trainer: TrainerSettings, meter: "_Meter", is_validated: bool) -> pl.Trainer:
-    """Return a Trainer with the arithmetic of the fit on its first device, which the meter ends."""
-    return pl.Trainer(
-        accelerator=trainer.accelerator,
-        devices=_first(trainer),
-        precision=trainer.precision,
-        accumulate_grad_batches=trainer.accumulate_grad_batches,
-        deterministic=trainer.deterministic,
-        max_epochs=10**6,
-        limit_val_batches=_VALIDATED if is_validated else 0,
-        callbacks=[meter],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-    )
 
 
 def _settle_cache(data: ImageDataModule, left: float) -> float:
@@ -284,15 +230,15 @@ class _Step(NamedTuple):
     """A training step that has ended.
 
     Attributes:
-        end: When.
-        num_images: Images in its batch.
-        is_first: Whether it is the first of an epoch.
-        validated: Number of images that were validated since the step before it.
+        end: When, in seconds.
+        epoch: The epoch that it belongs to.
+        trained: Images of all steps until then.
+        validated: Images of all validations until then.
     """
 
     end: float
-    num_images: int
-    is_first: bool
+    epoch: int
+    trained: int
     validated: int
 
 
@@ -308,8 +254,8 @@ class _Meter(pl.Callback):
         self.seconds = seconds
         self.most = most
         self.steps: list[_Step] = []
-        self.last_untimed = 0  # index of the step after which steps are timed
         self.evaluate: float | None = None  # seconds of an image
+        self._trained = 0
         self._validated = 0
         self._batches: list[tuple[float, int]] = []  # end and images of each batch of a validation
 
@@ -323,21 +269,21 @@ class _Meter(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        num = max(1, len(batch["index"]))
-        step = _Step(_now(pl_module.device), num, batch_idx == 0, self._validated)
-        self.steps.append(step)
-        self._validated = 0
-        self._end_if_enough(trainer)
-
-    def _end_if_enough(self, trainer: pl.Trainer) -> None:
+        now = _now(pl_module.device)
+        self._trained += max(1, len(batch["index"]))
+        self.steps.append(_Step(now, trainer.current_epoch, self._trained, self._validated))
         num = len(self.steps)
-        now = self.steps[-1].end
-        if num > _WARM_UP + _FEWEST and now - self.steps[_WARM_UP].end >= self.seconds:
-            self.last_untimed = _WARM_UP
+        if self._has_timed:
+            is_enough = now - self.steps[_WARM_UP].end >= self.seconds
+        else:
+            is_enough = num >= 3 and now - self.began >= self.most
+        if is_enough:
             trainer.should_stop = True  # after a validation
-        elif 3 <= num <= _WARM_UP + _FEWEST and now - self.began >= self.most:
-            self.last_untimed = 1
-            trainer.should_stop = True
+
+    @property
+    def _has_timed(self) -> bool:
+        """Whether there are enough steps after the warm-up."""
+        return len(self.steps) > _WARM_UP + _FEWEST
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._batches = [(_now(pl_module.device), 0)]
@@ -351,59 +297,27 @@ class _Meter(pl.Callback):
         # the first of several batches may have waited for workers
         timed = self._batches[1:] if len(self._batches) > 2 else self._batches
         self.evaluate = (timed[-1][0] - timed[0][0]) / max(1, sum(num for _, num in timed[1:]))
-        self._validated = sum(num for _, num in self._batches)
+        self._validated += sum(num for _, num in self._batches)
 
     def costs(self, decode: float) -> Costs:
         """Return the costs by what was timed, with those of decoding an image."""
-        timed = self.steps[self.last_untimed :]
-        train, between = _train_and_between(timed, self.evaluate or 0.0)
-        start = self.steps[self.last_untimed].end - self.began
-        evaluate = train if self.evaluate is None else self.evaluate
-        return Costs(start, train, evaluate, decode, between)
-
-
-def _train_and_between(steps: Sequence[_Step], evaluate: float) -> tuple[float, float]:
-    """Return the seconds to train on an image, and those between two epochs besides the validation.
-
-    If no step follows another one of the same epoch, the two cannot be separated. Then all time counts as the step's.
-
-    Args:
-        steps: The steps, of which the first is not timed.
-        evaluate: Seconds to validate an image.
-    """
-    taken = [
-        (step, step.end - before.end - step.validated * evaluate)
-        for before, step in pairwise(steps)
-    ]
-    within = [(step.num_images, seconds) for step, seconds in taken if not step.is_first]
-    if not within:
-        return max(0.0, sum(s for _, s in taken)) / sum(step.num_images for step, _ in taken), 0.0
-    train = sum(seconds for _, seconds in within) / sum(num for num, _ in within)
-    across = [seconds - train * step.num_images for step, seconds in taken if step.is_first]
-    return train, max(0.0, fmean(across)) if across else _BETWEEN
+        first = self.steps[_WARM_UP if self._has_timed else 1]
+        last = self.steps[-1]
+        validation = (last.validated - first.validated) * (self.evaluate or 0.0)
+        seconds = max(0.0, last.end - first.end - validation)
+        train = seconds / (last.trained - first.trained)
+        return Costs(
+            start=first.end - self.began,
+            train=train,
+            evaluate=train if self.evaluate is None else self.evaluate,
+            decode=decode,
+            # steps of several epochs include what is between them
+            between=_BETWEEN if first.epoch == last.epoch else 0.0,
+        )
 
 
 def _now(device: torch.device) -> float:
-    synchronize(device)
+    """Return the time when a GPU has finished all queued work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def num_devices_of(trainer: TrainerSettings) -> int:
-    """Return the number of this machine's devices that a fit will use."""
-    of_machine = torch.cuda.device_count() if _is_cuda(trainer.accelerator) else 1
-    return count_devices(trainer.devices) or of_machine or 1
-
-
-def _first(trainer: TrainerSettings) -> list[int] | int:
-    """Return the `devices` of a Trainer for the first device of the fit, which need not be the machine's first."""
-    names: Any = trainer.devices
-    if isinstance(names, str) and "," in names:
-        names = [name for name in names.split(",") if name]
-    is_list = isinstance(names, list) and names
-    return [int(names[0])] if is_list and _is_cuda(trainer.accelerator) else 1
-
-
-def _is_cuda(accelerator: Any) -> bool:
-    """Return whether `trainer.accelerator` means CUDA devices on this machine."""
-    wants = accelerator in ("auto", "gpu", "cuda") or isinstance(accelerator, CUDAAccelerator)
-    return wants and torch.cuda.is_available()
