@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from finetune.settings.all_commands import ServeSettings
 from finetune.system.machine import num_cores
 from finetune.system.messages import WrongUsage, be_quiet, install
-from finetune.system.terminal import print_if_read, write_line
+from finetune.system.terminal import write_line
 
 if TYPE_CHECKING:
     from finetune.serving.service import Service
@@ -44,11 +44,8 @@ def serve(options: ServeSettings) -> None:
 
         def announce() -> None:
             address = f"serving at {address_of(listener)} (API: /openapi.json); Ctrl-C stops"
-            text = f"{description}\n{address}"
-            if options.log is None:
-                print_if_read(text)
-            else:
-                write_line(text)
+            # a log on stdout has lines of JSON only
+            write_line(f"{description}\n{address}", descriptor=1 if options.log is None else 2)
             if token is None and not is_loopback(options.host):
                 _log.warning(
                     "everybody who reaches port %d of this machine can send requests: --token WORD restricts that",

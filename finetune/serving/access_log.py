@@ -1,7 +1,6 @@
 """A record of requests: counts for Prometheus, and a log of one JSON object per line on stdout."""
 
 import json
-import os
 import re
 import time
 import uuid
@@ -13,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from finetune.serving.errors import CLIENT_LEFT
-from finetune.system.terminal import redirect_closed_outputs
+from finetune.system.terminal import write_line
 
 # An ID of this form, as proxies send it, is taken over. Other characters could forge lines in the log.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -120,11 +119,4 @@ class AccessLog:
                     "milliseconds": round(1000 * seconds, 1),
                     "model": self.model,
                 }
-                _write(json.dumps(line))
-
-
-def _write(line: str) -> None:
-    try:
-        os.write(1, f"{line}\n".encode())
-    except OSError:  # it is closed, or its disk is full
-        redirect_closed_outputs()
+                write_line(json.dumps(line), descriptor=1)

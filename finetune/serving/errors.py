@@ -24,9 +24,9 @@ def error_response(
     return JSONResponse(content.model_dump(exclude_unset=True), status, headers)
 
 
-def busy(status: int, message: str, seconds: float) -> HTTPException:
-    """Return an error with the header Retry-After: the service may answer after `seconds`."""
-    return HTTPException(status, message, {"Retry-After": str(max(1, round(seconds)))})
+def busy(status: int, message: str) -> HTTPException:
+    """Return an error with the header Retry-After: the service may answer after a second."""
+    return HTTPException(status, message, {"Retry-After": "1"})
 
 
 def quoted(name: str) -> str:

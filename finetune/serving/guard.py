@@ -70,7 +70,7 @@ class Guard:
                     413, f"the body of a request has at most {self.max_bytes:,} bytes"
                 )
             if self.num_bytes > _BODIES_HELD * self.max_bytes:
-                raise busy(429, "too many large requests are being sent", 1.0)
+                raise busy(429, "too many large requests are being sent")
             return message
 
         async def send_last(message: Message) -> None:

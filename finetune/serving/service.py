@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,7 +51,9 @@ class Service:
         self.limits = limits
         self.capacity = Capacity(limits.max_waiting)
         self.metrics = ServiceMetrics(predictor.class_names, lambda: self.capacity.waiting)
-        self.batcher = Batcher(self._classify, max_batch, self.metrics.batches.observe)
+        self.batcher = Batcher(
+            lambda images: predictor.classify(images), max_batch, self.metrics.batches.observe
+        )
         self.decoders = ThreadPoolExecutor(num_cores(), thread_name_prefix="decoder")
         self.is_stopping = False
 
@@ -94,7 +95,7 @@ class Service:
                     return await _cancel_on_disconnect(request, work)
             except TimeoutError as error:
                 message = f"there was no answer within {self.limits.seconds:g} s"
-                raise busy(503, message, self.capacity.wait_seconds) from error
+                raise busy(503, message) from error
 
     async def _predict_uploads(self, uploads: Sequence[Upload], options: PredictOptions) -> Answer:
         images = await self._decode(uploads)
@@ -200,13 +201,6 @@ class Service:
         order = (-probabilities).argsort(kind="stable")[:top_k]
         names = self.predictor.class_names
         return {names[k]: round(float(probabilities[k]), DIGITS) for k in order}
-
-    def _classify(self, images: np.ndarray) -> np.ndarray:
-        """Return the probabilities (N, K) of images (N, h, w, 3), and measure the rate for `Retry-After`."""
-        start = time.perf_counter()
-        rows = self.predictor.classify(images)
-        self.capacity.update_rate(len(images), time.perf_counter() - start)
-        return rows
 
     async def _heat_map(self, image: np.ndarray, label: str) -> str | None:
         """Return the heat map of a class as a data URL; None if the network has none that is fine enough."""

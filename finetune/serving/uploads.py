@@ -51,24 +51,17 @@ class Capacity:
 
     Attributes:
         waiting: Accepted images without a response yet.
-        rate: Moving average of the images per second; None before the first batch.
     """
 
     def __init__(self, max_waiting: int) -> None:
         self.max_waiting = max_waiting
         self.waiting = 0
-        self.rate: float | None = None
-
-    @property
-    def wait_seconds(self) -> float:
-        """Estimated time in seconds until the waiting images are classified."""
-        return self.waiting / self.rate if self.rate else 1.0
 
     def check(self, num_images: int = 1) -> None:
         """Refuse a request with status 429 if too many images are waiting."""
         if self.waiting + num_images > self.max_waiting:
             message = f"{self.waiting} images are waiting, and at most {self.max_waiting} may wait"
-            raise busy(429, message, self.wait_seconds)
+            raise busy(429, message)
 
     @contextmanager
     def waiting_images(self, num_images: int) -> Iterator[None]:
@@ -79,11 +72,6 @@ class Capacity:
             yield
         finally:
             self.waiting -= num_images
-
-    def update_rate(self, num_images: int, seconds: float) -> None:
-        """Update the rate with the time of a batch."""
-        rate = num_images / max(seconds, 1e-6)
-        self.rate = rate if self.rate is None else 0.9 * self.rate + 0.1 * rate
 
 
 class _InMemory(MultiPartParser):

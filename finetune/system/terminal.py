@@ -12,20 +12,12 @@ from typing import TextIO
 COLORS = {"red": 31, "yellow": 33}
 
 
-def write_line(text: str) -> None:
-    """Write a line to stderr, if it is still open. This is safe in a signal handler."""
+def write_line(text: str, descriptor: int = 2) -> None:
+    """Write a line to stderr (2) or stdout (1); without a reader it is lost. This is safe in a signal handler."""
     redirect_closed_outputs()
     try:
-        os.write(2, f"{text}\n".encode(errors="backslashreplace"))
-    except OSError:
-        redirect_closed_outputs()
-
-
-def print_if_read(text: str) -> None:
-    """Print a line to stdout; without a reader it is lost, and the command continues."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
+        os.write(descriptor, f"{text}\n".encode(errors="backslashreplace"))
+    except OSError:  # the reader has just closed it, or its disk is full
         redirect_closed_outputs()
 
 

@@ -8,10 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from finetune.system.terminal import (
-    print_if_read,
-    write_line,
-)
+from finetune.system.terminal import write_line
 
 Screen = tuple[int, int]  # where is read, where is written
 
@@ -66,8 +63,8 @@ def test_a_pipe_without_a_reader_still_ends_a_command_that_prints():
 
 def test_a_service_outlives_the_reader_of_its_output():
     def announce() -> int:
-        print_if_read("serving")
-        print_if_read("still serving")
+        write_line("serving", 1)
+        write_line("still serving", 1)
         return 7
 
     assert code_of(announce, os.pipe(), closes=True)[0] == 7
