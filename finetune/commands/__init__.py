@@ -5,7 +5,7 @@
 - `check` finds faults of a data set. `review` opens a page on which people correct labels.
 - `benchmark` measures a fit. `list_backbones` lists networks.
 - `report` writes the report of a run, or a comparison of several. `runs` lists and deletes runs.
-- `export` writes files for other programs, and `export_target` puts them in place. `serve` answers requests.
+- `export` writes files for other programs. `serve` answers requests.
 - `by_hand` trains in parallel without a framework. `parity` compares ways of using several devices.
 - `cache` lists and removes caches and copies of images.
 - `plain_table` is how tables are printed.

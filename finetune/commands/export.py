@@ -1,11 +1,15 @@
 """`finetune export`: write a checkpoint as a file for other programs, verified against the network."""
 
+import errno
 import json
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from finetune.commands.export_target import put_in_place, workplace
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_about import about
 from finetune.inference.export_check import Agreement, compare, images_to_verify, load_exported
@@ -26,7 +30,7 @@ from finetune.runs.exported_files import ExportedCheckpoint, licence_of, packed
 from finetune.runs.record import read_run
 from finetune.runs.run_dir import RunDir
 from finetune.settings.all_commands import ExportSettings
-from finetune.system.files import check_target
+from finetune.system.files import check_target, one_at_a_time, replacing, unfinished
 from finetune.system.messages import WrongUsage
 
 _NUM_CALIBRATED = 200  # images for int8
@@ -66,7 +70,7 @@ def export(options: ExportSettings) -> Path:
         file=sys.stderr,
         flush=True,
     )
-    with workplace() as folder:
+    with _workplace() as folder:
         agreements = _write(
             predictor, checkpoint, options, folder if is_timm else folder / target.name
         )
@@ -155,3 +159,45 @@ def _card(ckpt_path: str, checkpoint: dict[str, Any]) -> str:
         return ""
     record = read_run(run)
     return model_card(record, record.data_set, licence_of(checkpoint))
+
+
+@contextmanager
+def _workplace() -> Iterator[Path]:
+    """Yield a temporary folder for files that are not verified yet. If the process is killed, the system clears it.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    with tempfile.TemporaryDirectory(prefix="finetune_export_") as folder:
+        try:
+            yield Path(folder)
+        except OSError as error:
+            if error.errno == errno.ENOSPC and not error.filename:
+                place = (
+                    f"{tempfile.gettempdir()}, the folder for temporary files (TMPDIR sets another)"
+                )
+                raise OSError(error.errno, error.strerror, place) from error
+            raise
+
+
+def put_in_place(target: Path, files: dict[Path, Path]) -> None:
+    """Write the files of an export atomically, so that all are of one export even if others run in parallel.
+
+    Args:
+        target: The file or folder of the export.
+        files: Each place, and the file that is copied to it. The last one is missing until the end: no program can load
+            a part, and none reads the description of another file.
+    """
+    with one_at_a_time(target), ExitStack() as replaced:
+        for path in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for leftover in unfinished(path):  # of a process that was killed
+                leftover.unlink(missing_ok=True)
+        for path, source in reversed(files.items()):  # the first one is replaced first
+            temporary = replaced.enter_context(replacing(path))
+            try:
+                shutil.copyfile(source, temporary)
+            except OSError as error:  # it names the source
+                raise OSError(error.errno, error.strerror, str(path)) from error
+        [*_, last] = files
+        last.resolve().unlink(missing_ok=True)

@@ -36,7 +36,7 @@ from finetune.data.mirror import map_files
 from finetune.data.samples import CachedImages, Samples
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.cache_dir import IMAGES, available_bytes, cache_dir, mark_used
-from finetune.system.files import one_at_a_time, unfinished
+from finetune.system.files import one_at_a_time
 from finetune.system.machine import num_cores
 from finetune.system.messages import bytes_text, reason
 from finetune.system.progress import console
@@ -109,8 +109,7 @@ def _build(
 ) -> MemmapImages | None:
     """Build a cache and return it; None if this fails, with a log line that says why.
 
-    This process waits if another one builds the same cache, and returns that cache. If the other process was killed,
-    this one builds it. If the other process failed, this one does not try: of many processes each would fail in turn.
+    This process waits if another one builds the same cache, and returns that cache, or builds it if the other failed.
     """
     is_logged = is_rank_zero()
     failure = f"the images of {about['root']} are decoded again in every epoch: "
@@ -125,15 +124,11 @@ def _build(
             if is_logged:
                 log.info("%s%s", failure, above)
             return None
-        with one_at_a_time(path) as has_waited:
+        with one_at_a_time(path):
             images = open_or_none(path)
-            # a process that was killed has left an unfinished file
-            if images is None and has_waited and not unfinished(path):
-                raise OSError("another process could not make it")
             if images is None:
                 if path.exists():
                     log.warning("the cache %s is damaged: it is rebuilt", path)
-                is_logged = True  # the other processes do not know why it fails
                 began = time.perf_counter()
                 with closing(_decode_all(paths, about["shorter_side"])) as decoded:
                     write_memmap(path, decoded, about, max_bytes)

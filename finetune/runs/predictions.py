@@ -8,6 +8,7 @@ import glob
 import io
 import logging
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,14 +25,7 @@ import torch.distributed as dist
 from finetune.data.samples import Samples
 from finetune.runs.folder import Run
 from finetune.runs.prediction_rows import Predicted, Rows, predicted
-from finetune.system.files import (
-    append_files,
-    check_target,
-    create_part,
-    put_in_place,
-    remove_dead,
-    replacing,
-)
+from finetune.system.files import check_target, remove_dead, replacing
 from finetune.system.messages import WrongUsage, counted, shown
 
 log = logging.getLogger(__name__)
@@ -137,7 +131,7 @@ class PredictionWriter(pl.Callback):
         # Before the file is created: a signal may arrive right after that.
         self._has_begun = True
         part = self._part_path(trainer.global_rank)
-        create_part(part, self.place)
+        part.touch(mode=0o600, exist_ok=False)  # the target may be private
         return part.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8)
 
     def on_predict_batch_end(
@@ -178,8 +172,10 @@ class PredictionWriter(pl.Callback):
             others = range(1, trainer.world_size)
             with self._keep_part_on_error(trainer, *others):
                 parts = [self._part_path(rank) for rank in (0, *others)]
-                append_files(parts[0], parts[1:])
-                put_in_place(parts[0], self.target)
+                with replacing(self.target) as temporary, temporary.open("wb") as joined:
+                    for path in parts:
+                        with path.open("rb") as rows:
+                            shutil.copyfileobj(rows, joined)
                 for path in parts:
                     path.unlink(missing_ok=True)
         counts = sum((rank.counts for rank in of_ranks), Counter[str | None]())

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -72,7 +72,7 @@ def replacing(target: Path) -> Iterator[Path]:
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         if before is not None:
-            _create_private(temporary)
+            temporary.touch(mode=0o600, exist_ok=False)  # the old file may be private
         yield temporary
         _move_into_place(temporary, target, before)
     except OSError as error:
@@ -84,32 +84,11 @@ def replacing(target: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def create_part(path: Path, target: Path) -> None:
-    """Create an empty file that is later to replace `target` by `put_in_place`.
-
-    If `target` exists, only the owner can read the new file until then: the target may be private.
-    """
-    if target.exists():
-        _create_private(path)
-    else:
-        path.open("xb").close()
-
-
-def put_in_place(path: Path, target: Path) -> None:
-    """Replace `target` by a complete file, as `replacing` does: links are followed, mode and owner stay."""
-    target = Path(os.path.realpath(target))
-    _move_into_place(path, target, _status(target))
-
-
 def _status(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
     except FileNotFoundError:
         return None
-
-
-def _create_private(path: Path) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _move_into_place(path: Path, target: Path, before: os.stat_result | None) -> None:
@@ -127,26 +106,6 @@ def _move_into_place(path: Path, target: Path, before: os.stat_result | None) ->
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def append_files(first: Path, others: Sequence[Path]) -> None:
-    """Append other files to the first one; after an error the first one is unchanged.
-
-    This needs no more disk space than the other files.
-    """
-    num_bytes = first.stat().st_size
-    with open(first, "ab") as file:
-        try:
-            for other in others:
-                with open(other, "rb") as source:
-                    shutil.copyfileobj(source, file)
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError:
-            with suppress(OSError):
-                file.close()  # flushing its buffer may fail again
-            os.truncate(first, num_bytes)
-            raise
 
 
 def unfinished(target: Path) -> list[Path]:
@@ -225,34 +184,25 @@ def rename_folder(folder: Path, target: Path) -> None:
 
 
 @contextmanager
-def one_at_a_time(target: Path) -> Iterator[bool]:
+def one_at_a_time(target: Path) -> Iterator[None]:
     """Hold a lock while this process makes `target`, on all machines that share the disk.
 
-    On file systems without locks there is none. Then several processes may make it at once: of a file the last one
-    stays, of a folder the first (`rename_folder`).
-
-    Yields:
-        Whether this process has waited for another one, which may have made `target`: the caller must look again.
+    Another process may have made `target` during the wait: the caller must look again. On file systems without locks
+    there is none. Then several processes may make it at once: of a file the last one stays, of a folder the first
+    (`rename_folder`).
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     path = target.with_name(f".{target.name}.lock")
-    has_waited = False
     while True:
         with open(path, "ab") as file:
-            try:
-                lock_if_supported(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                has_waited = True
-                fcntl.flock(file, fcntl.LOCK_EX)
+            lock_if_supported(file.fileno(), fcntl.LOCK_EX)
             # if the process before has deleted it, another one locks a new file
-            if not _is_at(path, file):
-                has_waited = True
-                continue
-            try:
-                yield has_waited
-            finally:
-                path.unlink(missing_ok=True)  # before the release
-            return
+            if _is_at(path, file):
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)  # before the release
+                return
 
 
 def _is_at(path: Path, file: IO[bytes]) -> bool:

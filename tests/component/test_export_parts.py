@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 from small_fits import write_checkpoints
 
-from finetune.commands.export_target import put_in_place
+from finetune.commands.export import put_in_place
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_check import load_exported
 from finetune.inference.exporters import write_onnx
