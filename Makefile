@@ -24,7 +24,7 @@ test-all: .venv/installed
 	$(PYTEST) -m "$(MARKED)" $(PYTEST_OPTIONS)
 
 # Thousands of faults, with a table of what was tried and how often, in less than an hour.
-CHAOS = $(wildcard tests/promises/test_damaged_*.py) tests/promises/test_hostile_requests.py tests/nightly/test_kills.py tests/nightly/test_growth.py
+CHAOS = $(wildcard tests/promises/test_damaged_*.py) tests/promises/test_hostile_requests.py tests/nightly/test_hostile_network.py tests/nightly/test_kills.py tests/nightly/test_growth.py
 chaos: .venv/installed
 	FINETUNE_CHAOS=full timeout 3600 $(BIN)/pytest $(CHAOS) -m "not network"
 
