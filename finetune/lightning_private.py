@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     import subprocess
 
     import pytorch_lightning as pl
-    from pytorch_lightning.callbacks import LearningRateMonitor
     from pytorch_lightning.strategies import DDPStrategy
 
 
@@ -129,8 +128,3 @@ def dump_checkpoint(trainer: "pl.Trainer") -> dict[str, Any]:
 def has_trainer(module: "pl.LightningModule") -> bool:
     """Return whether a Trainer runs this module. The public attribute `trainer` raises an error if none does."""
     return module._trainer is not None
-
-
-def learning_rates(monitor: "LearningRateMonitor", trainer: "pl.Trainer") -> dict[str, float]:
-    """Return the current learning rates by the names under which a monitor logs them, even if it does not log now."""
-    return monitor._extract_stats(trainer, "any")

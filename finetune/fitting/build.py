@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from msgspec.structs import asdict
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import Callback, Checkpoint
+from pytorch_lightning.callbacks import Callback, Checkpoint, LearningRateMonitor
 from pytorch_lightning.utilities import rank_zero_only
 
 from finetune import lightning_private
@@ -28,7 +28,7 @@ from finetune.runs.clock import Clock
 from finetune.runs.folder import Run, RunFolder
 from finetune.runs.local_copies import address_of, local_copy
 from finetune.runs.loggers import LoggedConfig, RunLogger, run_loggers
-from finetune.runs.metrics_csv import MetricsCSV, Rates
+from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.predictions import AnswersWriter
 from finetune.runs.results import Results, Skipped
@@ -45,6 +45,7 @@ from finetune.settings.schema import (
 from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet
 from finetune.training.classifier import Classifier
+from finetune.training.lr_schedulers import UNSUPPORTED
 from finetune.training.precision import automatic_precision, prepare_arithmetic
 from finetune.training.progress_bar import ImageProgressBar
 
@@ -94,6 +95,12 @@ def scheduler_maker(
     if model.scheduler is None:
         return None
     kind = model.scheduler.imported("model.scheduler", torch.optim.lr_scheduler.LRScheduler)
+    if kind.__name__ in UNSUPPORTED:
+        raise WrongUsage(
+            f"{kind.__name__} is not supported: take finetune.WarmupCosine or another scheduler of torch that scales "
+            "the rate of each parameter group by the step",
+            "model.scheduler",
+        )
     return partial(kind, **model.scheduler.init_args)
 
 
@@ -119,7 +126,7 @@ def fit_callbacks(settings: FitSettings, run: Run) -> list[Callback]:
         run: Its run.
     """
     callbacks: list[Callback] = [
-        Rates(),
+        LearningRateMonitor("epoch"),
         Checkpoints(run, settings.checkpoint_every_n_steps, settings.patience),
         Clock(run),
     ]

@@ -50,7 +50,7 @@ from finetune.settings.fields import settings_of
 from finetune.settings.layers import Layer, Layers, replaced
 from finetune.settings.schema import FitSettings, ModelSettings
 from finetune.system.messages import WrongUsage, reason
-from finetune.training.lr_schedulers import with_total_steps
+from finetune.training.lr_schedulers import set_run_steps
 from finetune.training.run_length import SOLVED_HEAD, settle_length
 
 _SOME_STEPS = 1000  # the real number of steps is known only after images are listed
@@ -308,7 +308,8 @@ def _check_optimizer(model: ModelSettings) -> None:
     if make_scheduler is None:
         return
     try:
-        scheduler = with_total_steps(make_scheduler, _SOME_STEPS)(optimizer)
+        set_run_steps(optimizer, _SOME_STEPS)
+        scheduler = make_scheduler(optimizer)
         # torch warns of a scheduler that is stepped before its optimizer, and checks few arguments before the step
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

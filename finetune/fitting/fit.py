@@ -41,7 +41,6 @@ from finetune.reports.report import page_of
 from finetune.runs.folder import Run
 from finetune.runs.licence import is_restricted, licence
 from finetune.runs.limits import Limits
-from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.removal import drop_last
@@ -405,7 +404,7 @@ def _is_complete(parts: Parts) -> bool:
 
 
 def _lock_finished(parts: Parts) -> None:
-    """Lock a run that has reached its limit, because another process may be testing it, and forget its last test.
+    """Lock a run that has reached its limit, because another process may be testing it.
 
     Raises:
         ValueError: Another process has locked it, or has written its checkpoint.
@@ -415,9 +414,6 @@ def _lock_finished(parts: Parts) -> None:
     parts.plan.start.check_unchanged()
     parts.run.continue_upload()
     parts.run.dir.update(ended=None)  # until this test and its report are complete
-    for logger in parts.trainer.loggers:
-        if isinstance(logger, MetricsCSV):
-            logger.forget_test()
 
 
 def _print_finished(parts: Parts, why: str) -> None:

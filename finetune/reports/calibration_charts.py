@@ -7,7 +7,6 @@ import numpy as np
 
 from finetune.reports.charts import curves, reliability_chart
 from finetune.reports.class_metrics import class_metrics
-from finetune.reports.test_images import log_odds
 from finetune.runs.predictions_table import Predictions
 from finetune.runs.record import RunRecord
 
@@ -41,43 +40,22 @@ def calibration_charts(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _reliability(run: RunRecord, predictions: Predictions) -> tuple[str, str]:
     """Return the reliability chart of all predicted classes, or of all pairs of an image and a label."""
-    p = predictions.probabilities
-    before = _uncalibrated(run, predictions)
     if predictions.is_single:
-        decided = predictions.decided
         is_right = predictions.is_right
-        series = {"calibrated": p[decided]}
-        series |= {} if before is None else {"uncalibrated": before[decided]}
+        values = predictions.probabilities[predictions.decided]
         lowest = 1 / max(2, len(predictions.names))
         axes = ("confidence", "accuracy")
         what = "Accuracy by confidence"
     else:
         is_right = predictions.labels.ravel()
-        series = {"calibrated": p.ravel()}
-        series |= {} if before is None else {"uncalibrated": before.ravel()}
+        values = predictions.probabilities.ravel()
         lowest = 0.0
         axes = ("probability", "share present")
         what = "Share of the pairs of an image and a label that are present, by probability"
-    num_bins = num_reliability_bins(is_right.size)
-    bins = {
-        name: reliability(values, is_right, num_bins, lowest) for name, values in series.items()
-    }
+    bins = reliability(values, is_right, num_reliability_bins(is_right.size), lowest)
     line = "On the dashed line, both are equal; below it, the network is overconfident."
     text = f"{_errors(run)}{what}, with 95 % intervals. {line}"
     return reliability_chart(bins, text, axes, lowest), text
-
-
-def _uncalibrated(run: RunRecord, predictions: Predictions) -> np.ndarray | None:
-    """Return the probabilities (N, K) before the calibration; None if there was none, or too few are known."""
-    calibration = run.result.get("calibration")
-    is_measured = run.result.get("test/calibration_error_before_scaling") is not None
-    if not calibration or not is_measured or not predictions.has_all_probabilities:
-        return None
-    scale = np.array(calibration["scale"])
-    if predictions.is_single:
-        return unscaled(predictions.probabilities, 1 / scale[0])
-    logits = log_odds(predictions.probabilities) - np.array(calibration["bias"])
-    return 1 / (1 + np.exp(-logits / scale))
 
 
 def _errors(run: RunRecord) -> str:
@@ -138,13 +116,6 @@ def num_reliability_bins(num: int) -> int:
     With more bins, a bin of a small test would have only two or three images.
     """
     return min(10, max(3, round(math.sqrt(num) / 2)))
-
-
-def unscaled(probabilities: np.ndarray, temperature: float) -> np.ndarray:
-    """Return probabilities (N, K) as they were before temperature scaling divided the logits by `temperature`."""
-    logits = temperature * np.log(np.maximum(probabilities, 1e-12))
-    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return odds / odds.sum(axis=1, keepdims=True)
 
 
 def precision_recall(

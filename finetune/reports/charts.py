@@ -23,8 +23,8 @@ _MARGIN = 0.05  # of the range of the values, on each side
 
 # Shapes: N points of a line.
 
-# Mean confidence, accuracy and number of images of each bin, by the name of a series.
-Bins = Mapping[str, Sequence[tuple[float, float, int]]]
+# Mean confidence, accuracy and number of images of each bin.
+Bins = Sequence[tuple[float, float, int]]
 
 
 def curves(
@@ -77,14 +77,12 @@ def reliability_chart(bins: Bins, about: str, names: tuple[str, str], lowest: fl
     axes = _Axes(across, _Range(-0.03, 1.03), _RELIABILITY_CHART)
     parts = list(axes.frame(*names))
     parts.append(_path(list(axes.drawn([(lowest, lowest), (1, 1)])), _thin("4 2")))
-    for i, rows in enumerate(bins.values()):
-        for confidence, accuracy, num in rows:
-            low, high = wilson(accuracy * num, num)
-            ends = list(axes.drawn([(confidence, low), (confidence, high)]))
-            parts.append(_path(ends, f'stroke="var(--{_COLORS[i]})" stroke-width="1.2"'))
-            parts += [_dot(i, *place) for place in axes.drawn([(confidence, accuracy)])]
-    samples = {name: _dot(i, 12, 0) for i, name in enumerate(bins)}
-    return _svg(parts, _RELIABILITY_CHART, about, samples if len(bins) > 1 else {})
+    for confidence, accuracy, num in bins:
+        low, high = wilson(accuracy * num, num)
+        ends = list(axes.drawn([(confidence, low), (confidence, high)]))
+        parts.append(_path(ends, f'stroke="var(--{_COLORS[0]})" stroke-width="1.2"'))
+        parts += [_dot(0, *place) for place in axes.drawn([(confidence, accuracy)])]
+    return _svg(parts, _RELIABILITY_CHART, about, {})
 
 
 class _Range(NamedTuple):
@@ -191,10 +189,8 @@ def _path(points: Sequence[tuple[float, float]], style: str) -> str:
 
 
 def _dot(i: int, x: float, y: float) -> str:
-    """Return a dot of series `i`: round, or square for every other one."""
-    corner = 0 if i % 2 else 2.7
-    place = f'x="{x - 2.7:.1f}" y="{y - 2.7:.1f}" rx="{corner}"'
-    return f'<rect {place} width="5.4" height="5.4" fill="var(--{_COLORS[i % len(_COLORS)]})"/>'
+    """Return a dot in the colour of line `i`."""
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.7" fill="var(--{_COLORS[i % len(_COLORS)]})"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:

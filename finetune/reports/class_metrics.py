@@ -31,7 +31,6 @@ class ClassMetrics:
         num_false: Number of images for which it is wrongly predicted.
         average_precision: Mean precision over all thresholds; of several labels an image.
         threshold: The probability from which the label is predicted; of several labels an image.
-        calibration_error: The calibration error, and an estimate of the one by chance alone.
         taken_for: The class as which its images are most often wrongly predicted, and their number.
     """
 
@@ -41,7 +40,6 @@ class ClassMetrics:
     num_false: int
     average_precision: Share | None = None
     threshold: float | None = None
-    calibration_error: tuple[float, float] | None = None
     taken_for: tuple[str, int] | None = None
 
     @property
@@ -71,10 +69,6 @@ def class_metrics(result: Mapping[str, Any]) -> list[ClassMetrics]:
     names = result.get("class_names", ())
     confusion = result.get("confusion_matrix")
     counts = _counts(np.array(confusion)) if confusion else result.get("label_counts") or ()
-    errors = result.get("label_calibration") or {"error": [], "error_by_chance": []}
-    error_of = dict(
-        zip(names, zip(errors["error"], errors["error_by_chance"], strict=True), strict=False)
-    )
     rows = []
     for k, ((_, num_false), (num_missed, num_right)) in enumerate(counts):
         average = result.get(f"test/average_precision/{names[k]}")
@@ -87,7 +81,6 @@ def class_metrics(result: Mapping[str, Any]) -> list[ClassMetrics]:
                 num_false=num_false,
                 average_precision=None if average is None else _share(average * num, num),
                 threshold=None if confusion else thresholds_of(result)[k],
-                calibration_error=error_of.get(names[k]),
                 taken_for=_taken_for(confusion[k], k, names) if confusion else None,
             )
         )

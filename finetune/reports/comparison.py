@@ -18,8 +18,6 @@ from finetune.system.html_page import link_to, render
 from finetune.system.messages import counted
 
 _NUM_SHOWN = 24
-# With more runs each gets a row, so that the page is not wider than the screen.
-_MOST_COLUMNS = 3
 _SETTINGS = (
     ("model", "backbone"),
     ("members",),
@@ -123,13 +121,12 @@ def write_comparison(runs: Sequence[RunRecord], viewer: ImageViewer | None, targ
     names = _names(runs)
     pair = paired(*runs) if len(runs) == 2 else None
     differing: list[tuple[str, str, list[ReportImage]]] = []
-    answer: tuple[str, str] | None
+    answer = None
     if isinstance(pair, Pair):
         answer = _difference(names, runs, pair)
         sentence = _sentence(names, pair)
         differing = list(_differing(names, runs[0], pair, viewer))
     else:
-        answer = _highest(names, runs)
         sentence = _sentence_of_many(names, runs)
         if pair is not None:
             sentence = f"They cannot be compared image by image: {pair}."
@@ -142,13 +139,11 @@ def write_comparison(runs: Sequence[RunRecord], viewer: ImageViewer | None, targ
         heading=f"{prefix}: {what}" if prefix else what,
         answer=answer,
         sentence=sentence,
-        summary=list(_facts(runs)),
         why_no_images="",
         rows=list(_metrics_and_settings(runs)),
-        is_wide=len(runs) > _MOST_COLUMNS,
         names=names,
         samples=[line_sample(i) for i in range(len(runs))],
-        pages=[link_to(_page(run), target) for run in runs],
+        pages=[link_to(run.path / "report.html", target) for run in runs],
         charts=list(_charts(runs, names)),
         pair=pair if isinstance(pair, Pair) else None,
         differing=differing,
@@ -165,16 +160,6 @@ def _difference(names: Sequence[str], runs: Sequence[RunRecord], pair: Pair) -> 
     better = names[0] if points > 0 else names[1]
     text = f"more {metric} with {better}" if points else f"difference in {metric}"
     return f"{abs(points):.1f} points", text if pair.is_significant else f"{text}, not significant"
-
-
-def _highest(names: Sequence[str], runs: Sequence[RunRecord]) -> tuple[str, str] | None:
-    """Return the best result and its description; None if the tests of the runs do not compare."""
-    tested = [(run.facts.test, name, run) for run, name in zip(runs, names, strict=True)]
-    results = [(result, name, run) for result, name, run in tested if result is not None]
-    if len({(result.metric, frozenset(run.tested_names)) for result, _, run in results}) != 1:
-        return None
-    best, name, _ = max(results, key=lambda row: row[0].value)
-    return best.value_text, f"highest test {best.metric}, {name}"
 
 
 def _differing(
@@ -196,24 +181,6 @@ def _differing(
             f"{num}, the most confident {what} of {names[0]} first.",
             images,
         )
-
-
-def _facts(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of facts for the head of the page."""
-    days = sorted(run.date[:10] for run in runs)
-    yield "trained", days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-    networks = dict.fromkeys(run.network for run in runs if run.network)
-    if networks:
-        yield "networks" if len(networks) > 1 else "network", ", ".join(networks)
-    nums = sorted({len(run.predictions.paths) for run in runs if run.predictions is not None})
-    if nums:
-        yield "test images", " to ".join(f"{num:,}" for num in dict.fromkeys((nums[0], nums[-1])))
-
-
-def _page(run: RunRecord) -> Path:
-    """Return the report of a run; if it has none, its folder."""
-    report = run.path / "report.html"
-    return report if report.is_file() else run.path
 
 
 def _names(runs: Sequence[RunRecord]) -> list[str]:
@@ -270,6 +237,7 @@ def _metrics_and_settings(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list
             yield what, ["" if value is None else f"{value:.4f}" for value in values]
     seconds = [sum(run.facts.seconds.values()) for run in runs]
     yield "seconds", [f"{value:.0f}" if value else "" for value in seconds]
+    yield "trained", [run.date for run in runs]
     yield "best.ckpt", ["" if run.facts.best is None else run.facts.best.weights for run in runs]
     for keys in _SETTINGS:
         values = [run.setting(*keys) for run in runs]

@@ -44,8 +44,7 @@ class LiveReport(pl.Callback):
 
     def _write(self, is_running: bool) -> None:
         try:
-            record = read_run(self.run.file(".")).without_test()
-            write_report(record, None, {}, is_running=is_running)
+            write_report(read_run(self.run.dir.path), None, {}, is_running=is_running)
             self._has_page = True
         except Exception as error:  # which must not end training, nor hide what has ended it
             log.warning("report.html could not be written: %s", error)

@@ -211,12 +211,6 @@ def highlights(predictions: Predictions, thresholds: Sequence[float]) -> Iterato
             "The predictions with the lowest confidence. More training images like these help most.",
             _first_pairs(p[decided], decided),
         )
-        right = decided & labels
-        yield Highlights(
-            "Best examples",
-            "Correct with the highest confidence, each class in turn.",
-            _first_pairs(_turns(p[right], np.nonzero(right)[1]), right),
-        )
         return
     yield Highlights(
         "Most confident false predictions",
@@ -255,15 +249,6 @@ def _first_pairs(values: np.ndarray, is_chosen: np.ndarray) -> list[tuple[int, i
         if len(pairs) == NUM_SHOWN:
             break
     return list(pairs.items())
-
-
-def _turns(p: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Return values that are lowest for the most probable image of each class, then for the second of each, (N,)."""
-    place = np.zeros(len(p))
-    for k in np.unique(classes):
-        of_class = np.flatnonzero(classes == k)
-        place[of_class[np.argsort(-p[of_class], kind="stable")]] = np.arange(len(of_class))
-    return place - p / 2
 
 
 def log_odds(p: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from finetune.distributed.ranks import ending
 from finetune.runs.local_copies import address_of, shown_place
 from finetune.runs.removal import delete_run
 from finetune.runs.run_dir import RECORD, RunDir, is_numbered, now, version_of, versions
-from finetune.runs.run_lock import check_free, hold, release_run
+from finetune.runs.run_lock import hold, release_run
 from finetune.runs.sync import Sync, names_there, pull_run
 from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage, reason, shown
@@ -91,12 +91,12 @@ class Run:
             (folder / self.name).mkdir(exist_ok=True)
             self.path = folder / self.name
             hold(self.path)
-            _clear(self.path)
             self._made = [self.path, *missing]
             # a run that was begun on another machine may go on if it has no result there
             if not self._claim(self.path):
                 pull_run(self.path)
-                _clear(self.path)
+                if has_result(self.path):
+                    raise _in_use(self.path)
                 self.continue_upload()
         else:
             self._choose_version(folder, missing)
@@ -214,36 +214,21 @@ def remove_empty(folders: Sequence[Path]) -> None:
 
 
 def check_unused(folder: Path) -> None:
-    """Check that a new run can use this folder. It may exist, if a fit was killed before it had a result.
+    """Check that a new run can use this folder. It may exist with nothing but locks.
 
     Raises:
         WrongUsage: The name is in use.
-        ValueError: Another process is about to train there.
     """
-    if folder.is_dir() and not folder.is_symlink() and _is_ours(folder) and not has_result(folder):
-        check_free(folder)
-    elif os.path.lexists(folder):
-        can_go_on = RunDir(folder).state in ("finished", "unfinished")
-        hint = "continue that run with --resume" if can_go_on else f"finetune runs rm {folder}"
-        raise WrongUsage(
-            f"--name {folder.name}: {shown_place(folder)} exists already: choose another name, or {hint}"
-        )
+    has_only_locks = folder.is_dir() and all(p.name.startswith(".") for p in folder.iterdir())
+    if os.path.lexists(folder) and not has_only_locks:
+        raise _in_use(folder)
 
 
-def _clear(folder: Path) -> None:
-    """Delete what a fit without a result has left in a run's folder, so that the new run does not continue it.
-
-    Raises:
-        WrongUsage: Another process has had a result there in the meantime.
-    """
-    check_unused(folder)
-    for name in (*_OF_NO_RESULT, "steps.csv"):
-        (folder / name).unlink(missing_ok=True)
-
-
-def _is_ours(folder: Path) -> bool:
-    """Return whether a folder is that of a run, or has nothing but locks and temporary files."""
-    return RunDir(folder).is_run or all(path.name.startswith(".") for path in folder.iterdir())
+def _in_use(folder: Path) -> WrongUsage:
+    return WrongUsage(
+        f"--name {folder.name}: {shown_place(folder)} exists already: choose another name, continue that run with "
+        f"--resume, or delete it with finetune runs rm {folder}"
+    )
 
 
 def has_result(folder: Path) -> bool:

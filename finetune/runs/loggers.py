@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -28,7 +27,6 @@ log = logging.getLogger(__name__)
 
 # Metrics whose last values TensorBoard's HPARAMS page shows next to the settings of a run.
 _RESULTS = ("val/accuracy", "val/mAP", "val/loss", "test/accuracy", "test/mAP", "test/loss")
-_WANDB_MODES = ("online", "offline", "disabled")
 _TIMEOUT = 10.0  # seconds for a server to answer
 _LONGEST = 240  # characters of a name in MLflow
 # Read when the packages are imported: by default wandb and MLflow send reports, MLflow accepts only databases and
@@ -73,14 +71,10 @@ def _wandb(run: RunDir, before: str | None, first_step: int | None, settings: _S
     import wandb
 
     mode: Any = os.environ.get("WANDB_MODE", "offline")
-    if mode not in _WANDB_MODES:
-        raise WrongUsage(f"WANDB_MODE is {mode!r}: it must be online, offline or disabled")
     # Absolute: wandb's own process outlives a run, and its working directory may be another.
     folder = run.path.absolute()
+    # This fails if a file has the name: wandb would silently use the system's temporary folder.
     (folder / "wandb").mkdir(parents=True, exist_ok=True)
-    # Fail if the folder is not writable: wandb would silently use the system's temporary folder.
-    with tempfile.TemporaryFile(dir=folder / "wandb"):
-        pass
     os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
     # Create a new wandb run: Lightning would take one that a notebook has open, and `close` would finish it.
     experiment: Any = wandb.init(
@@ -107,14 +101,7 @@ def _mlflow(run: RunDir, before: str | None, first_step: int | None, settings: _
     _check_server(uri)
     logger = MLFlowLogger("finetune", run_name=_title(run), tracking_uri=uri, run_id=before)
     with only_errors("pytorch_lightning.loggers.mlflow"):  # not that the experiment is new
-        try:
-            client = logger.experiment
-        except Exception as error:  # a server raises MlflowException, a folder a plain Exception
-            is_gone = getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST"
-            if before is None or not (is_gone or "does not exist" in str(error)):
-                raise
-            log.warning("mlflow: the earlier logs of this run no longer exist: it starts again")
-            return _mlflow(run, None, first_step, settings)
+        client = logger.experiment
     if before is None:
         logger.log_hyperparams({_allowed(name): value for name, value in settings.items()})
     else:  # MLflow accepts each setting only once

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import LearningRateMonitor
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -87,23 +86,20 @@ class MetricsCSV(Logger):
             self.log_metrics({**row, "epoch": trainer.current_epoch}, step)
 
     @rank_zero_only
-    def log_epoch(
-        self, epoch: int, step: int, seconds: float, rates: Mapping[str, float] | None = None
-    ) -> None:
+    def log_epoch(self, epoch: int, step: int, seconds: float) -> None:
         """Write the row of a complete epoch.
 
         Args:
             epoch: The epoch, counted from one.
             step: Number of steps at its end.
             seconds: Seconds of the epoch.
-            rates: Learning rates at its end, which may not be logged yet.
         """
         path = self.run.file("metrics.csv")
         before = read_metrics(path)
         # If a limit ended the run inside this epoch before, there is a row of that part already.
         part = next((row for row in before if int(row["epoch"]) == epoch), {})
         logged = {name: value for name, value in part.items() if value and "/" in name}
-        values = {**logged, **self._epoch, **(rates or {})}
+        values = {**logged, **self._epoch}
         self._epoch = {}
         for name in ("epoch", "train/loss"):  # the loss is that of the last step
             values.pop(name, None)
@@ -115,14 +111,6 @@ class MetricsCSV(Logger):
         rows = [*(earlier for earlier in before if int(earlier["epoch"]) < epoch), row]
         columns = dict.fromkeys(name for row in rows for name in row)
         replace_text(path, _csv(rows, list(columns), header=True))
-
-    @rank_zero_only
-    def forget_test(self) -> None:
-        """Drop the rows of a test, which a finished run repeats if it was killed before its result was written."""
-        _keep_rows(
-            self.run.file("steps.csv"),
-            lambda row: not any(row[name] for name in row if name.startswith("test/")),
-        )
 
     @rank_zero_only
     def rewind(self, global_step: int) -> None:
@@ -140,30 +128,6 @@ class MetricsCSV(Logger):
                 self._epoch |= {
                     name: value for name, value in row.items() if value and name != "step"
                 }
-
-
-class Rates(LearningRateMonitor):
-    """Logs the learning rates.
-
-    Attributes:
-        last: Learning rates by name at the last batch of the epoch, logged or not; empty before that batch.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last: dict[str, float] = {}
-
-    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        super().on_train_batch_start(trainer, *args, **kwargs)
-        is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-        self.last = lightning_private.learning_rates(self, trainer) if is_last else {}
-
-    def state_dict(self) -> dict[str, Any]:
-        # A run may be resumed inside the validation after the last batch.
-        return {"last": dict(self.last)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.last = {str(name): float(rate) for name, rate in state_dict.get("last", {}).items()}
 
 
 def is_defined(name: str, value: Any) -> bool:

@@ -17,7 +17,7 @@ from finetune.runs.background_writer import BackgroundWriter, ByName
 from finetune.runs.best_epoch import lowest_acceptable
 from finetune.runs.folder import Run
 from finetune.runs.headline import Best, best_of_epoch
-from finetune.runs.metrics_csv import MetricsCSV, Rates
+from finetune.runs.metrics_csv import MetricsCSV
 from finetune.system.files import link
 
 log = logging.getLogger(__name__)
@@ -159,9 +159,8 @@ class Checkpoints(Checkpoint):
         check_finite(trainer, "train/loss_epoch")
         _write_ahead(trainer, is_epoch_end=True)
         for logger in _files(trainer):
-            rates = next((c.last for c in trainer.callbacks if isinstance(c, Rates)), {})  # type: ignore[attr-defined]
             seconds = time.monotonic() - self._epoch_began
-            logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds, rates)
+            logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds)
         # else a limit has ended the run inside the epoch, and last.ckpt is written
         if _is_last_batch(trainer):
             self._save(trainer, *self._names(is_last=True))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from msgspec import structs
 
 from finetune.data.addresses import is_address
 from finetune.runs.best_epoch import MONITORS
@@ -78,15 +77,6 @@ class RunRecord(RunDir):
         if not names or not path.is_file():
             return None
         return Predictions.read(path, names, "label_counts" not in self.result, key)
-
-    def without_test(self) -> "RunRecord":
-        """Return the same without its test, which is one of earlier weights while the run goes on."""
-        run = RunRecord(self.path)
-        run.__dict__["_record"] = self._record._replace(
-            facts=structs.replace(self.facts, test=None, test_by_group=None)
-        )
-        run.__dict__["result"] = {}
-        return run
 
     @property
     def num_skipped(self) -> int:

@@ -30,11 +30,6 @@ class _Calibration(TypedDict):
     thresholds: list[float]
 
 
-class _LabelCalibration(TypedDict):
-    error: list[float]
-    error_by_chance: list[float]
-
-
 class _Fold(TypedDict, total=False):
     run: str
     num_images: Count
@@ -52,7 +47,6 @@ class _Tables(TypedDict, total=False):
     confusion_cells: list[tuple[Count, Count, Count]]
     cooccurrence_cells: list[tuple[Count, Count, Count]]
     label_counts: list[tuple[_Pair, _Pair]]  # (K, 2, 2)
-    label_calibration: _LabelCalibration
     calibration: _Calibration | None
     joined_calibration: _Calibration | None
     corrections: Corrections

@@ -266,8 +266,8 @@ class ModelSettings(Section, frozen=True):
             and logit scales.
         optimizer: An optimizer of torch. By its name or class_path; it has its own default of --lr. Its arguments:
             `--model.optimizer.NAME`.
-        scheduler: A torch scheduler by its name or class_path, or null. Its `total_steps`, if it has that argument,
-            defaults to the steps of the run. Its arguments: `--model.scheduler.NAME`.
+        scheduler: A torch scheduler by its name or class_path, or null. `total_steps` of WarmupCosine defaults to the
+            steps of the run. Its arguments: `--model.scheduler.NAME`.
         scheduler_interval: Whether the scheduler steps after each optimizer step or each epoch.
         label_smoothing: Share of the target spread over all classes, in [0, 1); of several labels over present and
             absent.

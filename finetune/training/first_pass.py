@@ -9,7 +9,6 @@ from torch import nn
 from finetune.data.batch_limits import batches_within, check_limit, num_within
 from finetune.data.data_settings import missing_split_message
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.data.samplers import evaluated_targets
 from finetune.models.image_classifier import check_first_pass
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
@@ -21,26 +20,10 @@ _OTHER_LABELS = {
 }
 
 
-def _check_label_kind(trainer: pl.Trainer, model: Classifier, data: Any, command: str) -> None:
-    """Check that the labels are those that the network predicts, and that some images have labels.
-
-    Without a positive image a mean average precision is undefined.
-    """
-    if command == "predict":
-        return
-    if data.label_kind != model.task.label_kind:
+def _check_label_kind(model: Classifier, data: Any, command: str) -> None:
+    """Check that the labels are those that the network predicts."""
+    if command != "predict" and data.label_kind != model.task.label_kind:
         raise ValueError(_OTHER_LABELS[model.task.label_kind].format(root=data.root))
-    if command != "fit" or data.label_kind == "single":
-        return
-    for split in ("train", "val"):
-        limit = getattr(trainer, f"limit_{split}_batches")
-        if split not in data.splits or limit == 0:
-            continue
-        targets = data.splits[split].targets
-        if not evaluated_targets(targets, limit, data.batch_size).counts().any():
-            raise ValueError(
-                f"no image of {split} in {data.root} has a label: there is nothing to train on or to measure"
-            )
 
 
 def check_fit(
@@ -64,7 +47,7 @@ def check_fit(
     """
     if command == "fit":
         _check_training_images(data)
-    _check_label_kind(trainer, model, data, command)
+    _check_label_kind(model, data, command)
     if command == "fit":
         _check_limits(trainer, data, is_tested)
     else:

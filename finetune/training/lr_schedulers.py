@@ -1,9 +1,7 @@
 """The learning rate over the steps of a run."""
 
-import inspect
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -15,7 +13,8 @@ from finetune.system.messages import WrongUsage
 
 # Attribute of an optimizer: the scheduler's steps in the complete run. It is not in the optimizer's state.
 _RUN_STEPS = "finetune_run_steps"
-_UNSUPPORTED = ("CyclicLR", "OneCycleLR", "ReduceLROnPlateau")
+# Schedulers that set rates without regard to those of the parameter groups, or wait for a metric.
+UNSUPPORTED = ("CyclicLR", "OneCycleLR", "ReduceLROnPlateau")
 
 
 class WarmupCosine(LambdaLR):
@@ -78,14 +77,16 @@ def scheduler_config(
         interval: `step` or `epoch`.
 
     Raises:
-        WrongUsage: The scheduler is not supported, or its arguments are wrong.
+        WrongUsage: Its arguments are wrong.
     """
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    steps = total_steps(trainer, data.num_batches, interval)
-    # The default of `Classifier` is a lambda without an argument for the steps, so they are an attribute.
+    set_run_steps(optimizer, total_steps(trainer, data.num_batches, interval))
+    return {"scheduler": make(optimizer), "interval": interval}
+
+
+def set_run_steps(optimizer: Optimizer, steps: int) -> None:
+    """Set the default of `total_steps` of a `WarmupCosine` that is created from an optimizer."""
     setattr(optimizer, _RUN_STEPS, steps)
-    make_with_steps = with_total_steps(make, steps)
-    return {"scheduler": make_with_steps(optimizer), "interval": interval}
 
 
 def total_steps(trainer: pl.Trainer, num_batches: int, interval: str = "step") -> int:
@@ -113,26 +114,3 @@ def total_steps(trainer: pl.Trainer, num_batches: int, interval: str = "step") -
             f"the scheduler needs total_steps in a run without trainer.max_epochs and max_steps: {hint}"
         )
     return min(limits) if interval == "step" else math.ceil(min(limits) / steps_each)
-
-
-def with_total_steps(
-    make: Callable[..., LRScheduler], total_steps: int
-) -> Callable[..., LRScheduler]:
-    """Add `total_steps` to the arguments of a scheduler that takes it, unless the user has set it.
-
-    Raises:
-        WrongUsage: The scheduler sets rates without regard to those of the parameter groups, or waits for a metric.
-    """
-    make = make if isinstance(make, partial) else partial(make)
-    # jsonargparse's partial calls a generic function that has the class among its arguments.
-    scheduler_class = next(
-        (argument for argument in make.args if isinstance(argument, type)), make.func
-    )
-    if scheduler_class.__name__ in _UNSUPPORTED:
-        raise WrongUsage(
-            f"{scheduler_class.__name__} is not supported: take finetune.WarmupCosine or another scheduler of torch "
-            "that scales the rate of each parameter group by the step"
-        )
-    takes_steps = "total_steps" in inspect.signature(scheduler_class).parameters
-    is_set = make.keywords.get("total_steps") is not None
-    return partial(make, total_steps=total_steps) if takes_steps and not is_set else make

@@ -185,9 +185,7 @@ def measure_labels(
     """Return the metrics of images of several labels, and the tables behind them.
 
     `label_counts` (K, 2, 2) has for each label the true negatives, false positives, false negatives and true positives.
-    `cooccurrence` (K, K) has the images with two labels. `label_calibration` has for each label the calibration
-    `error`, and `error_by_chance`, an estimate of the error that correct probabilities would have: with few images,
-    shares differ from probabilities by chance.
+    `cooccurrence` (K, K) has the images with two labels.
 
     Args:
         scores: By which the average precision orders the images, (N, K).
@@ -216,16 +214,7 @@ def measure_labels(
         **_by_name("recall", _share(hits, hits + false_negatives), names),
         **_by_name("average_precision", of_labels, names),
     }
-    # The mean absolute deviation of a sum with the variance v: sqrt(2 v / pi) if it is normal, 2 v for one image.
-    variances = _sums_in_bins(probabilities, probabilities * (1 - probabilities))
-    deviations = np.minimum(np.sqrt(2 / math.pi * variances), 2 * variances)
-    tables: dict[str, Any] = {
-        "label_counts": counts.tolist(),
-        "label_calibration": {
-            "error": _calibration_errors(probabilities, labels).tolist(),
-            "error_by_chance": (deviations.sum(axis=0) / len(labels)).tolist(),
-        },
-    }
+    tables: dict[str, Any] = {"label_counts": counts.tolist()}
     if has_pairs:
         # in float64, whose products of matrices are fast; counts are exact up to 2 ** 53
         together = labels.T.astype(np.float64) @ labels.astype(np.float64)
@@ -254,23 +243,10 @@ def calibration_error(probabilities: Array, is_right: Array) -> float:
 
     Source: Guo et al. 2017 (arXiv:1706.04599), section 2.
     """
-    return float(_calibration_errors(probabilities[:, None], is_right[:, None])[0])
-
-
-def _calibration_errors(probabilities: Array, is_right: Array) -> Array:
-    """Return the calibration error of each column, (K,), from arrays of (N, K)."""
-    differences = _sums_in_bins(probabilities, probabilities - is_right)
-    return np.abs(differences).sum(axis=0) / len(probabilities)
-
-
-def _sums_in_bins(probabilities: Array, values: Array) -> Array:
-    """Return the sums of values (N, K) over the bins of their probabilities, (bins, K)."""
-    num = probabilities.shape[1]
     # in float32, as torchmetrics has it
     bins = np.searchsorted(_EDGES, probabilities.astype(np.float32), side="right") - 1
-    flat = bins * num + np.arange(num)
-    sums = np.bincount(flat.ravel(), values.ravel(), len(_EDGES) * num)
-    return sums.reshape(len(_EDGES), num)
+    differences = np.bincount(bins, probabilities - is_right, len(_EDGES))
+    return float(np.abs(differences).sum() / len(probabilities))
 
 
 def bootstrap_interval(value: float, labels: Array, scores: Array) -> tuple[float, float]:

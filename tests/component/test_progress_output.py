@@ -34,12 +34,6 @@ def bar(is_terminal: bool) -> tuple[ImageProgressBar, io.StringIO]:
     return shown, text
 
 
-def plain(text: io.StringIO) -> list[str]:
-    """The lines that are left on a terminal."""
-    lines = [line.split("\r")[-1] for line in text.getvalue().split("\n")]
-    return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in lines]
-
-
 def test_a_pipe_gets_a_line_for_each_epoch(tmp_path):
     shown, text = bar(is_terminal=False)
     options = {"check_val_every_n_epoch": 2, "max_epochs": 3}
@@ -51,19 +45,6 @@ def test_a_pipe_gets_a_line_for_each_epoch(tmp_path):
         val = "  val/loss 0.2500  val/accuracy 0.7500" if i == 1 else ""
         assert line.startswith(f"epoch {i + 1}/3  train/loss {0.5 + i:.4f}{val}  "), line
         assert re.search(r"\d images/s", line)
-
-
-def test_a_terminal_gets_a_table_of_epochs(tmp_path):
-    shown, text = bar(is_terminal=True)
-    trainer(tmp_path, shown, check_val_every_n_epoch=2).fit(Tiny(), loader(), loader())
-    rows = [line for line in plain(text) if re.match(r" *(epoch  |1/2 |2/2 )", line)]
-    titles = ["epoch", "train/loss", "val/loss", "val/accuracy", "images/s", "time"]
-    assert rows[0].split() == titles
-    assert [row.split()[:4] for row in rows[1:]] == [
-        ["1/2", "0.5000", "-", "-"],
-        ["2/2", "1.5000", "0.2500", "0.7500"],
-    ]
-    assert len({len(row) for row in rows}) == 1
 
 
 def hides_and_shows(text: io.StringIO) -> bool:

@@ -189,7 +189,7 @@ def test_the_result_of_many_classes_does_not_grow_with_their_square(tmp_path):
         *({"confusion_matrix": [[1, 2]]}, {"confusion_matrix": [[1, 2], [3]]}),
         *({"confusion_matrix": [[1, 2], [3, -4]]}, {"confusion_cells": [[0, 7, 1]]}),
         *({"label_counts": [[1, 2], [3, 4]]}, {"label_counts": [[[1, 2], [3, 4]]]}),
-        *({"label_calibration": None}, {"calibration": {"scale": "x"}}, {"test/accuracy": "high"}),
+        *({"calibration": {"scale": "x"}}, {"test/accuracy": "high"}),
         *({"test/average_precision/a": 1.5}, {"test/mAP": -0.1}, {"mAP_interval": [0, 7]}),
         *({"folds": [{"num_images": 2, "num_right": 3}]}, {"folds": [{"mAP": 1.5}]}),
         *({"class_names": 2}, {"test_folder": {"confusion_matrix": [[1]]}}, {"test_folder": 1}),

@@ -1,7 +1,6 @@
 """Fits that log with TensorBoard, MLflow and wandb: the values of steps.csv and the config, and nothing is sent."""
 
 import json
-import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,16 +116,6 @@ def test_a_fit_logs_what_steps_csv_has_and_continues_there(colours, cli, capfd, 
     assert lines == fit_with(colours, capfd)  # with nothing of the logger's, and no folder of it
     assert not (RUN.parent / "version_1" / kind).exists()
     assert not Path("wandb").exists() and not Path("mlruns").exists()
-
-
-def test_a_run_continues_where_mlflow_has_it_no_more(colours, cli, capfd, caplog):
-    fit_with(colours, capfd, "--logger", "mlflow")
-    info = mlflow_run()[1].info
-    assert info.status == "FINISHED" and info.run_name == "runs-fit-version_0"
-    shutil.rmtree(RUN / "mlflow" / info.experiment_id / info.run_id)
-    fit_with(colours, capfd, "--logger", "mlflow", "--resume", "--trainer.max_epochs", "2")
-    assert "no longer exist" in caplog.text
-    assert {step for _, step in mlflow_metrics()} >= {5, 8} and mlflow_run()[1].data.params
 
 
 def test_a_run_of_wandb_that_is_open_is_left_to_its_owner(colours, cli, capfd, tmp_path_factory):

@@ -114,10 +114,8 @@ def test_compare_of_three_runs_says_which_was_tested_on_other_images(run, compar
     a, b = run("a", 0), run("b", 1)
     c = run("c", 2, photos="elsewhere")
     sentence, page = compare(a, b, c)
-    assert sentence.endswith("Not tested on the images of a: c.") and 'class="answer"' not in page
-    best = run("d")
-    _, page = compare(a, b, best)
-    assert "<strong>100.0 %</strong>" in page and "95.0 % (76.4–99.1 %)" in page
+    assert sentence.endswith("Not tested on the images of a: c.")
+    assert "95.0 % (76.4–99.1 %)" in page
     (a.path / "test_predictions.csv").unlink()
     assert "Not tested" not in compare(read_run(a.path), b, b)[0]
 

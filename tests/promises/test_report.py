@@ -292,10 +292,9 @@ def test_the_most_telling_images_come_first():
     p = np.where(decided, confidence, 1 - confidence)
     paths = [f"{i}.png" for i in range(6)]
     found = Predictions(["a", "b"], paths, True, labels, decided, p, [])
-    mistakes, uncertain, best = ([i for i, _ in kind.chosen] for kind in highlights(found, []))
+    mistakes, uncertain = ([i for i, _ in kind.chosen] for kind in highlights(found, []))
     assert mistakes == [4, 2]  # wrong ones alone, the surest first
     assert uncertain == [5, 1, 2, 3, 0, 4]
-    assert best == [0, 3, 1, 5]  # a class at a time, its surest first
     assert found.taken_for(0, 0).tolist() == [0, 1] and found.taken_for(0, 1).tolist() == [2]
 
 
@@ -400,7 +399,6 @@ def test_the_report_of_a_running_fit_says_so_until_it_is_stopped(run, now, caplo
     callback.on_train_epoch_start(fitting)
     text = (run / "report.html").read_text("utf-8")
     assert "Still running" in text
-    assert "test accuracy" not in text  # that of before the run was prolonged
     callback.on_exception(fitting)
     assert "Still running" not in (run / "report.html").read_text("utf-8")
     (run / "report.html").unlink()

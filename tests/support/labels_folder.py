@@ -57,10 +57,6 @@ def write_labels_run(
         "class_names": names,
         "label_counts": multilabel_confusion_matrix(y, decided).tolist(),
         "cooccurrence": (y.T @ y).tolist(),
-        "label_calibration": {
-            "error": [0.01 * k for k in range(len(names))],
-            "error_by_chance": [0.005] * len(names),
-        },
         "calibration": {**CALIBRATION, "thresholds": thresholds} if len(names) == 3 else None,
     }
     (folder / "test.json").write_text(json.dumps(result))

@@ -15,7 +15,7 @@ from finetune.features.average_precision import (
     sampled_average_precision,
 )
 from finetune.reports import calibration_charts
-from finetune.reports.calibration_charts import num_reliability_bins, reliability, unscaled
+from finetune.reports.calibration_charts import num_reliability_bins, reliability
 from finetune.reports.class_metrics import class_metrics
 from finetune.runs.best_epoch import (
     lowest_acceptable,
@@ -73,13 +73,6 @@ def test_precision_and_recall_are_scikit_learns():
     np.testing.assert_allclose(precision, expected[0][:-1][::-1])
     np.testing.assert_allclose(recall, expected[1][:-1][::-1])
     np.testing.assert_allclose(thresholds, expected[2][::-1])
-
-
-def test_probabilities_before_a_temperature():
-    logits = np.random.default_rng(0).normal(0, 3, (20, 4))
-    softmax = [np.exp(z) / np.exp(z).sum(axis=1, keepdims=True) for z in (logits, logits / 1.7)]
-    np.testing.assert_allclose(unscaled(softmax[1], 1.7), softmax[0], rtol=1e-9)
-    assert np.isfinite(unscaled(np.eye(3), 0.2)).all()
 
 
 # The line of a result
