@@ -290,9 +290,7 @@ class ImageDataModule(pl.LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         end_workers()
 
-    def loader(
-        self, split: str, train: bool = False, is_limited: bool = False, is_unsharded: bool = False
-    ) -> DataLoader:
+    def loader(self, split: str, train: bool = False, is_limited: bool = False) -> DataLoader:
         """Return the loader of this rank's batches.
 
         In training it starts at the batch where the run continues. In evaluation it reads the split in order.
@@ -301,7 +299,6 @@ class ImageDataModule(pl.LightningDataModule):
             split: train, val, test or predict.
             train: Load for training, not for evaluation.
             is_limited: Apply the Trainer's limit of evaluation batches.
-            is_unsharded: Read all batches on this rank, not only its share.
 
         Raises:
             ValueError: There is no such split.
@@ -311,7 +308,7 @@ class ImageDataModule(pl.LightningDataModule):
         trainer = self.trainer
         rank = 0
         world_size = 1
-        if trainer is not None and not is_unsharded:
+        if trainer is not None:
             rank = trainer.global_rank
             world_size = trainer.world_size
         num = len(self.splits[split])

@@ -38,6 +38,7 @@ from finetune.fitting.resume import (
 from finetune.models.network_names import is_timm
 from finetune.models.weights import read_weights
 from finetune.reports.report import page_of
+from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
 from finetune.runs.licence import is_restricted, licence
 from finetune.runs.limits import Limits
@@ -48,7 +49,6 @@ from finetune.runs.run_lock import hold
 from finetune.system.messages import as_wrong_usage, bytes_text
 from finetune.training import overview
 from finetune.training.augmented_sheet import write_augmented
-from finetune.training.best_weights import keep_best_weights
 from finetune.training.calibration import Calibration, read_calibration
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
@@ -156,15 +156,24 @@ def _ranks_start_with(parts: Parts) -> Iterator[None]:
 
 
 def _conclude(parts: Parts, is_resumed_finished: bool) -> None:
-    """Choose the weights of best.ckpt, test them and report."""
+    """Test the weights of best.ckpt and report."""
     _check_stop(parts)
-    best = keep_best_weights(parts.trainer, parts.model, parts.data, parts.run)
+    best = _read_best(parts.run)
     is_tested = parts.has_test and test(parts, best)
     calibration = parts.model.task.uncalibrated() if best is None else read_calibration(best)
     if parts.trainer.is_global_zero:
         report(parts, calibration, is_tested)
     if parts.plan.settings.threshold is not None and not is_resumed_finished:
         _check_threshold(parts, calibration)
+
+
+def _read_best(run: Run) -> dict[str, Any] | None:
+    """Return the content of best.ckpt without weights and states; None if there is no such file."""
+    path = run.checkpoint("best")
+    if not path.exists():
+        return None
+    large = ("state_dict", "optimizer_states", "callbacks")
+    return {name: value for name, value in read_checkpoint(path).items() if name not in large}
 
 
 def _close(parts: Parts) -> None:

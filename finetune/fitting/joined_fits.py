@@ -161,7 +161,6 @@ def _merged_result(runs: Sequence[RunRecord], joined: Calibration) -> dict[str, 
         **tables,
         "calibration": None,
         "joined_calibration": joined.as_plain(),
-        "interpolation": None,
         "folds": [_row_of_fold(number, run) for number, run in enumerate(runs, 1)],
     }
 

@@ -95,7 +95,8 @@ def has_only_begun(run: Path) -> bool:
     folder = RunDir(run)
     if not folder.is_run or folder.has_ended or folder.fits or address_of(run) is not None:
         return False
-    return not folder.has("last") and not folder.has("best")
+    # a best.ckpt may have the weights before training
+    return not folder.has("last") and folder.facts.epochs == 0
 
 
 def _wanted(asked: FitSettings, layers: Layers) -> Identity:

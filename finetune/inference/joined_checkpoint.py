@@ -95,7 +95,6 @@ def join_checkpoints(
             "calibration": calibration.as_plain(),
             "data_fingerprint": fingerprint,
             "seen": seen,
-            "interpolation": None,
             "train_metrics": None,
         },
     }

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NoReturn
 
-import msgspec
 import torch
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 from torch import Tensor
 
 from finetune.settings.fields import Section, Setting, expected, settings_of
@@ -44,27 +43,6 @@ _MAX_DEPTH = 30
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
 Version = Annotated[str, Meta(pattern=r"\A\d+\.\d+\S{0,40}\Z")]
-
-
-class _Candidate(msgspec.Struct, forbid_unknown_fields=True):
-    """Weights between the start and the end of a fit, among which it has chosen."""
-
-    share: Unit
-    loss: NotNegative
-    accuracy: Unit | UnsetType = UNSET
-    mAP: Unit | UnsetType = UNSET
-
-    def __post_init__(self) -> None:
-        if (self.accuracy is UNSET) == (self.mAP is UNSET):
-            raise ValueError("it has either an accuracy or a mean average precision")
-
-
-class _Interpolation(msgspec.Struct, forbid_unknown_fields=True):
-    """A record of `training.best_weights.settle`."""
-
-    share: Unit
-    num_images: Annotated[int, Meta(ge=1, le=2**53)]
-    candidates: Annotated[list[_Candidate], Meta(min_length=2, max_length=100)]
 
 
 @dataclass(frozen=True)
@@ -254,7 +232,6 @@ FINETUNE = MappingProxyType(
         "calibration": Rule(
             "a calibration, or null", lambda value: value is None or type(value) is dict
         ),
-        "interpolation": _of_type(_Interpolation | None, "the weights that were chosen, or null"),
     }
 )
 

@@ -172,13 +172,12 @@ def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]
 def training_charts(run: RunRecord) -> Iterator[str]:
     """Yield charts of the loss, the metrics and the learning rates, if they were logged."""
     best = run.facts.best
-    mark = None
-    if best and best.share > 0:  # otherwise best.ckpt has the weights before training
-        mark = (best.epoch, "best.ckpt" if best.share == 1 else "part of best.ckpt")
+    # the weights before training have no place in a chart
+    mark = (best.epoch, "best.ckpt") if best and best.epoch else None
     for metric in ("loss", "mAP", "f1_micro") if run.has_labels else ("loss", "accuracy"):
         train = "train/loss_epoch" if metric == "loss" else f"train/{metric}"
         both = {"training": run.line(train), "validation": run.line(f"val/{metric}")}
-        lines = {split: line for split, line in both.items() if line[0]}
+        lines = {split: line for split, line in both.items() if len(line[0]) > 1}
         if lines:
             ends = ", ".join(
                 f"{split} from {values[0]:.3f} to {values[-1]:.3f}"

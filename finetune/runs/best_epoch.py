@@ -3,7 +3,8 @@
 With 30 validation images, the highest accuracy among 25 to 50 epochs is a matter of luck, and often an
 early one. The one-standard-error rule (Breiman et al., Classification and Regression Trees, 1984,
 section 3.4.3) takes the simplest model within one standard error of the best. With a falling learning
-rate, the latest epoch is the one that has converged. docs/decisions.md has the result.
+rate, the latest epoch is the one that has converged. The weights before training count as epoch 0 if
+the head was fitted: training can make a pretrained network worse. docs/decisions.md has the results.
 """
 
 import math
@@ -11,9 +12,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-MONITOR = "val/accuracy"
 # the metric by which the best epoch is chosen, by kind of labels
-MONITORS = MappingProxyType({"single": MONITOR, "several": "val/mAP"})
+MONITORS = MappingProxyType({"single": "val/accuracy", "several": "val/mAP"})
 
 
 def standard_error(accuracy: float, num_images: float) -> float:
@@ -51,13 +51,3 @@ def lowest_acceptable(highest: float, num_images: float) -> float:
         num_images: Number of validation images, for several labels the effective one; 0 if it is unknown.
     """
     return highest - standard_error(highest, num_images)
-
-
-def describe(epoch: int, value: float, highest: float, monitor: str = MONITOR) -> str:
-    """Return the epoch of best.ckpt, counted from one, and why it was chosen."""
-    if value == highest:
-        return f"epoch {epoch} ({monitor} {value:.4f}, the best)"
-    return (
-        f"epoch {epoch} ({monitor} {value:.4f}; "
-        f"latest within one standard error of the best, {highest:.4f})"
-    )

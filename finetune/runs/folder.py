@@ -23,7 +23,8 @@ from finetune.system.messages import WrongUsage, reason, shown
 # Facts about how a run began. A resumed run does not change them.
 _OF_THE_BEGINNING = ("command", "began", "lines", "backbone_ranking")
 # Files of a run without a result, next to hidden ones. If a run fails and has no other files, its folder is deleted.
-_OF_NO_RESULT = {RECORD, "config.yaml", "report.html", "checkpoints/start.ckpt"}
+# A best.ckpt without a last.ckpt has the weights before training.
+_OF_NO_RESULT = {RECORD, "config.yaml", "report.html", "checkpoints/best.ckpt"}
 
 
 class Run:
@@ -95,7 +96,7 @@ class Run:
             # a run that was begun on another machine may go on if it has no result there
             if not self._claim(self.path):
                 pull_run(self.path)
-                if has_result(self.path):
+                if has_result(self.path) or self.dir.has("best"):
                     raise _in_use(self.path)
                 self.continue_upload()
         else:

@@ -78,10 +78,9 @@ class Best(Struct, frozen=True, kw_only=True):
     """The weights of best.ckpt, and their result on the validation images that chose them.
 
     Attributes:
-        epoch: The epoch, counted from one.
+        epoch: The epoch, counted from one; 0 for the weights before training.
         weights: Which weights best.ckpt has, in few words, such as `epoch 3`.
         why: The same in a sentence, with the reason.
-        share: Position of the weights between those before training, 0, and those of the epoch, 1.
         result: What was measured.
     """
 
@@ -89,7 +88,6 @@ class Best(Struct, frozen=True, kw_only=True):
     weights: str
     why: str
     result: Headline
-    share: Share = 1.0
 
 
 def best_of_epoch(
@@ -98,19 +96,18 @@ def best_of_epoch(
     """Return the record of a best.ckpt with the weights of an epoch.
 
     Args:
-        epoch: The epoch, counted from one.
+        epoch: The epoch, counted from one; 0 for the weights before training.
         value: The value of the monitored metric.
         highest: Its highest value so far.
         monitor: The metric, such as `val/accuracy`.
         num_images: Number of validation images.
         num_trials: The same; for a mean average precision the effective number, `best_epoch.num_trials_of_labels`.
     """
-    from finetune.runs.best_epoch import describe  # with numpy
-
-    weights = f"epoch {epoch}"
+    weights = f"epoch {epoch}" if epoch else "before training"
     metric = monitor.partition("/")[2]
     result = validation_headline(metric, value, num_images, num_trials, weights)
-    why = describe(epoch, value, highest, monitor)
+    rank = f"; latest within one standard error of the best, {highest:.4f}"
+    why = f"{weights} ({monitor} {value:.4f}{', the best' if value == highest else rank})"
     return Best(epoch=epoch, weights=weights, why=why, result=result)
 
 

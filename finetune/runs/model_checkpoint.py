@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoints(Checkpoint):
-    """Writes `last.ckpt`, `best.ckpt` and `start.ckpt`, and ends the fit by `--patience` or a signal.
+    """Writes `last.ckpt` and `best.ckpt`, and ends the fit by `--patience` or a signal.
 
     - `last.ckpt`: at the end of each epoch, every n steps, at a signal, and where a limit ends the run inside an epoch.
     - `best.ckpt`: after a validation within one standard error of the highest value of the monitored metric
-      (`best_epoch`). Before the first validation, or without any, it is the same as `last.ckpt`.
-    - `start.ckpt`: at the start of a fit that starts from a fitted head.
+      (`best_epoch`). A fit that starts from a fitted head is validated before its first step. Any other one has the
+      weights of `last.ckpt` before its first validation, or without any.
 
     Checkpoints at the ends of epochs are written in the background. Training waits for the others.
 
@@ -80,8 +80,10 @@ class Checkpoints(Checkpoint):
             self.num_waited = 0
         self._io = trainer.strategy.checkpoint_io
         self._epoch_began = time.monotonic()  # for a run that is resumed inside an epoch
-        if trainer.ckpt_path is None and getattr(pl_module, "trains_from_fitted_head", False):
-            self._save(trainer, "start")
+        score = getattr(pl_module, "start_score", None)
+        if trainer.ckpt_path is None and score is not None:
+            self._best = self._judge(trainer, score, epoch=0)
+            self._save(trainer, "best")
         self.signal.join(trainer)
         self.signal.install()  # here, since Lightning installs its own handlers just before
 
@@ -119,7 +121,9 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != "fit":
             return
         check_finite(trainer, "train/loss", "val/loss")
-        self._best = self._judge(trainer)
+        module: Any = pl_module
+        value = float(trainer.callback_metrics[module.task.monitor])
+        self._best = self._judge(trainer, value, trainer.current_epoch + 1)
         if self.patience is not None and self.num_waited >= self.patience:
             trainer.should_stop = True
         if _is_last_batch(trainer):
@@ -128,11 +132,10 @@ class Checkpoints(Checkpoint):
         if self._best is not None or is_last:
             self._save(trainer, *self._names(is_last))
 
-    def _judge(self, trainer: pl.Trainer) -> Best | None:
+    def _judge(self, trainer: pl.Trainer, value: float, epoch: int) -> Best | None:
         """Update the highest value after a validation, and return the record of best.ckpt if it is to be written."""
         module: Any = trainer.lightning_module
         task = module.task
-        value = float(trainer.callback_metrics[task.monitor])
         if math.isnan(value):  # of several labels, if no image with a label can be decoded
             value = 0.0
         if self.highest is None or value > self.highest:
@@ -147,7 +150,7 @@ class Checkpoints(Checkpoint):
         if value < lowest_acceptable(self.highest, num_trials):
             return None
         return best_of_epoch(
-            epoch=trainer.current_epoch + 1,
+            epoch=epoch,
             value=value,
             highest=self.highest,
             monitor=task.monitor,
@@ -235,7 +238,7 @@ class Checkpoints(Checkpoint):
         """
         assert self._io is not None, "there are no checkpoints before training"
         best = checkpoints.get("best")
-        for name in ("start", "best", "last"):
+        for name in ("best", "last"):
             item = checkpoints.get(name)
             if item is None:
                 continue

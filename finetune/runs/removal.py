@@ -19,9 +19,9 @@ _OURS = re.compile(
     r"((run|test|val)\.json|config\.yaml|skipped\.txt"
     r"|(metrics|steps|(test_)?(group_)?predictions)\.csv|report\.html|augmented\.webp"
     r"|\.finetune|\.lock|\.children\.lock|\.sync|\.uploaded\.json"
-    r"|checkpoints/(best|last|start)(\.ckpt|(\.int8)?\.(onnx|safetensors)(\.json)?)"
-    r"|checkpoints/(best|last|start)\.timm/(README\.md|(config|finetune)\.json|model\.safetensors)"
-    r"|(checkpoints/((best|last|start)\.timm/)?)?\.[^/]+\.[0-9a-f]{8}\.tmp|checkpoints/\.[^/]+\.lock"
+    r"|checkpoints/(best|last)(\.ckpt|(\.int8)?\.(onnx|safetensors)(\.json)?)"
+    r"|checkpoints/(best|last)\.timm/(README\.md|(config|finetune)\.json|model\.safetensors)"
+    r"|(checkpoints/((best|last)\.timm/)?)?\.[^/]+\.[0-9a-f]{8}\.tmp|checkpoints/\.[^/]+\.lock"
     r"|(mlflow|tensorboard|wandb)/.+)"
     r"|(fit|test)/\.finetune",
     re.DOTALL,
@@ -85,7 +85,7 @@ def delete_run(run: Path) -> list[Path]:
 
 
 def drop_last(run: RunDir) -> int:
-    """Delete what only resuming needs: last.ckpt, start.ckpt, and the optimizer's state in best.ckpt.
+    """Delete what only resuming needs: last.ckpt, and the optimizer's state in best.ckpt.
 
     Nothing is deleted if the run has no best.ckpt.
 
@@ -99,15 +99,14 @@ def drop_last(run: RunDir) -> int:
     from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 
     best = run.checkpoint("best")
-    others = [run.checkpoint("last"), run.checkpoint("start")]
+    last = run.checkpoint("last")
     if not run.has("best"):
         return 0
-    before = size_of([best, *others])
+    before = size_of([best, last])
     with holding(run.path):
         checkpoint = read_checkpoint(best)
         kept = {name: part for name, part in checkpoint.items() if name not in _TRAINING_STATE}
         if len(kept) < len(checkpoint):
             AtomicCheckpointIO().save_checkpoint(kept, best)
-        for other in others:
-            other.unlink(missing_ok=True)
+        last.unlink(missing_ok=True)
     return before - size_of([best])

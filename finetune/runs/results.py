@@ -70,7 +70,6 @@ class Results(pl.Callback):
             "class_names": pl_module.class_names,
             **pl_module.counts,
             "calibration": pl_module.calibration.as_plain(),
-            "interpolation": pl_module.interpolation,
         }
         # without a data module there are no corrections
         scanned = getattr(getattr(trainer, "datamodule", None), "scanned", None)

@@ -36,7 +36,6 @@ _LOCK = ".lock"  # the object with the token of the process that writes the run
 _BEST = "checkpoints/best.ckpt"
 _LAST = "checkpoints/last.ckpt"
 _BEGINNING = ("config.yaml", RECORD)  # these show the data and the network of a run
-_ONLY_FOR_RESUMING = (_LAST, "checkpoints/start.ckpt")
 _SMALL = 2**23  # bytes; a smaller file is read at once, since training may append to it
 _POLL_SECONDS = 0.5
 _Objects = Mapping[str, str | None]  # the ETags of the objects of a run, by name
@@ -351,7 +350,7 @@ def pull_checkpoint(address: str) -> Path:
 
 
 def pull_results(address: str) -> Path:
-    """Download a run without the files that only resuming needs, and return its folder.
+    """Download a run without its last.ckpt, which only resuming needs, and return its folder.
 
     Raises:
         WrongUsage: There is no run.
@@ -362,7 +361,7 @@ def pull_results(address: str) -> Path:
     if RECORD not in objects:
         raise WrongUsage(f"{run} is not a run: it has no {RECORD}")
     folder = download_place(run)
-    names = [name for name in objects if _is_name(name) and name not in _ONLY_FOR_RESUMING]
+    names = [name for name in objects if _is_name(name) and name != _LAST]
     with _alone(folder):
         _pull(run, objects, names, folder, is_complete=True)
     return folder

@@ -10,12 +10,11 @@
 
 Optimization:
 
-- `fitted_head`: fits the head before the first step.
+- `fitted_head`: fits the head before the first step, and measures it.
 - `optimizers`: parameter groups, and optimizers that update all weights in one pass over memory.
 - `lr_schedulers`: the learning rate over the steps of a run.
 - `precision`: the default precision.
 - `compile`: compiles the network by torch.
-- `best_weights`: chooses weights between the start and the end of a fit.
 
 Calibration, fitted on the validation split:
 

@@ -155,9 +155,9 @@ class Classifier(pl.LightningModule):
         self.train_metrics = TrainMetrics(label_kind)
         # what thresholds are chosen for; None for the default of the task
         self.aim: Aim | None = None
-        # of the current weights: the calibration, and how they were chosen (`best_weights.settle`)
-        self.calibration: Calibration = self.task.uncalibrated()
-        self.interpolation: dict[str, Any] | None = None
+        self.calibration: Calibration = self.task.uncalibrated()  # of the current weights
+        # value of the monitored metric before training; None if it is not measured
+        self.start_score: float | None = None
         self._collector = Collector()
         # of the last evaluation outside of a fit: the outputs, on rank 0; and of each the tables behind its metrics
         self.outputs: Outputs | None = None
@@ -239,7 +239,6 @@ class Classifier(pl.LightningModule):
             self.trainer.should_stop = True
             return None
         self.calibration = self.task.uncalibrated()  # this step changes the weights
-        self.interpolation = None
         images = batch["image"]
         target = target_of(batch)
         weight = target.weight(self.class_weight)
@@ -388,7 +387,6 @@ class Classifier(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_fits(checkpoint, self.hparams, self.network)
         self.calibration = read_calibration(checkpoint)
-        self.interpolation = checkpoint["finetune"].get("interpolation")
         if lightning_private.has_trainer(self):
             # Lightning converts the module after it has restored the weights, which would round float64 to float32.
             self.trainer.precision_plugin.convert_module(self)

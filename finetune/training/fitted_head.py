@@ -1,12 +1,15 @@
-"""Fits the head of a network on the features of the training images, before the first step."""
+"""Fits the head of a network on the features of the training images, before the first step, and measures it."""
 
 import logging
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 
 from finetune.settings.schema import HeadInit
+from finetune.training.calibration import Calibration
 from finetune.training.loss import target_of
+from finetune.training.outputs import collect
 
 if TYPE_CHECKING:  # scipy takes a second to import
     from finetune.features.linear_probe import FittedHead
@@ -38,7 +41,8 @@ def resolved_head_init(head_init: HeadInit, weights: str | None) -> HeadInit:
 class FitHead(pl.Callback):
     """Sets the head of a `Classifier` to a logistic regression, for `--model.head_init probe` and a frozen backbone.
 
-    A fit that starts from a checkpoint keeps the head of the checkpoint.
+    A fit that starts from a checkpoint keeps the head of the checkpoint. Before any other training, the validation
+    metric of the weights is measured: they are a candidate for best.ckpt.
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -47,13 +51,26 @@ class FitHead(pl.Callback):
         from finetune.features.linear_probe import probe_head
 
         pl_module.eval()
-        fitted = probe_head(trainer, pl_module, trainer.datamodule)  # type: ignore[attr-defined]
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        fitted = probe_head(trainer, pl_module, data)
+        if pl_module.trains_from_fitted_head and "val" in data.splits:
+            _validate(trainer, pl_module, data.loader("val", is_limited=True))
         pl_module.train()
         if not trainer.is_global_zero:
             return
         log.info(_SOLVED if pl_module.is_solved else _BEGINS, fitted.describe())
         if pl_module.is_solved:
             _measure(pl_module, fitted)
+
+
+def _validate(trainer: pl.Trainer, model: Any, batches: Iterable[Mapping[str, Any]]) -> None:
+    """Measure the weights before training, and fit their calibration, on the validation images of all ranks."""
+    outputs = collect(trainer, model, batches).gather(trainer)
+    score = None
+    if outputs is not None and len(outputs.labels):
+        score = model.task.score(outputs.logits, outputs.labels)
+        model.calibration = Calibration.fit(outputs.logits, outputs.labels, model.aim)
+    model.start_score = trainer.strategy.broadcast(score)
 
 
 def _measure(model: Any, fitted: "FittedHead") -> None:

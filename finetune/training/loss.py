@@ -148,22 +148,6 @@ def _binary_cross_entropy(
     return _weighted(losses.mean(dim=1), target.mixed_weights()).sum()
 
 
-def losses_of(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Return the loss of each image (B,) without weights and smoothing, from probabilities (B, K).
-
-    Args:
-        probabilities: In float64.
-        labels: Class indices (B,), or whether each image has each label (B, K).
-    """
-    tiny = torch.finfo(torch.float64).tiny
-    present = probabilities.clamp_min(tiny).log()
-    if labels.ndim == 1:
-        return -present.gather(1, labels[:, None]).squeeze(1)
-    labels = labels.to(probabilities.dtype)
-    absent = (1 - probabilities).clamp_min(tiny).log()
-    return -(labels * present + (1 - labels) * absent).mean(dim=1)
-
-
 def precise(tensor: Tensor) -> Tensor:
     """Convert a tensor to float32 if its dtype is less precise. In bf16 a sum of 257 ones is 256."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

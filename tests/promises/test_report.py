@@ -259,9 +259,9 @@ def test_the_report_of_a_run_without_a_test_or_with_damaged_records(run):
 
 
 def test_a_report_names_the_weights_that_the_validation_chose_and_a_checkpoint_that_is_missing(run):
-    weights = "75 % of the way to epoch 3"
+    weights = "before training"
     result = validation_headline("accuracy", 0.5, 40, 40, weights)
-    best = Best(epoch=3, weights=weights, why=f"{weights} by the loss", share=0.75, result=result)
+    best = Best(epoch=0, weights=weights, why=f"{weights}, the best", result=result)
     RunDir(run).update(best=best)
     text = page_of(run, None)
     assert weights in text

@@ -17,8 +17,8 @@ PROMISES = {
     "folds": "The result of a cross-validation is that of all its images, and no image is measured with a threshold "
     "that was chosen on it",
     "unseen": "A test measures no image that was trained on, and no copy of one",
-    "best-weights": "A fit from pretrained weights ends with the best of start, average and end on the validation "
-    "images",
+    "best-weights": "A fit from a fitted head keeps the weights before training if each epoch is more than a standard "
+    "error worse on the validation images",
     "solved-head": "The head of a frozen network is the optimum of a logistic regression on the pooled features of its "
     "last stages",
     "frozen": "Frozen layers do not change, batch norm included",

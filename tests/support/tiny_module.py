@@ -26,7 +26,6 @@ class Tiny(pl.LightningModule):
     class_names = ("a", "b")
     counts: ClassVar[dict[str, Any]] = {"confusion_matrix": ((3, 1), (0, 4))}
     calibration = Calibration.unfitted("single", 2)
-    interpolation = None
     task = Task("single", ("a", "b"))
 
     def __init__(self) -> None:

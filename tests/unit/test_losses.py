@@ -14,7 +14,6 @@ from finetune.training.loss import (
     balanced_positive_weights,
     balanced_weights,
     loss_sum,
-    losses_of,
     target_of,
 )
 
@@ -128,15 +127,6 @@ def test_half_precision_counts_every_image(kind, dtype):
     torch.testing.assert_close(loss, expected)
     assert loss.dtype == torch.float32
     assert float(weight[torch.zeros(num, dtype=torch.long)].sum()) != num  # the control
-
-
-def test_losses_of_images_with_several_labels_are_those_of_torch():
-    logits, labels, _ = drawn("several", 0, 6)
-    each = nn.BCEWithLogitsLoss(reduction="none")(logits, labels.double()).mean(dim=1)
-    torch.testing.assert_close(losses_of(logits.sigmoid(), labels), each)
-    sure = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    assert losses_of(sure, sure).item() == 0
-    assert 100 < losses_of(sure, 1 - sure).item() < 1000  # finite
 
 
 COUNTS = st.lists(st.integers(0, 20), min_size=1, max_size=6)
