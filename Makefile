@@ -32,9 +32,11 @@ chaos: .venv/installed
 options: .venv/installed
 	$(BIN)/python tools/reference_page.py
 
-# The documentation as a searchable site in site/; fails if a link leads nowhere. To read it: python3 -m http.server -d site
+# The documentation as a searchable site in site/, with the pictures of its gallery; fails if a link leads nowhere. To read
+# it: python3 -m http.server -d site
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	$(BIN)/python tools/gallery.py site/gallery
 
 lint: .venv/installed
 	$(BIN)/ruff check .
