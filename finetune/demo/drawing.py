@@ -32,8 +32,8 @@ SOURCE_CLASSES = (
     "sandwich",
 )
 TARGET_CLASSES = ("hotdog", "not-hotdog")
-NUM_SOURCE = {"train": 200, "val": 25, "test": 50}  # images per class
-NUM_TARGET = {"train": 40, "val": 200, "test": 200}
+NUM_SOURCE = {"train": 100, "val": 15, "test": 25}  # images per class
+NUM_TARGET = {"train": 40, "val": 50, "test": 200}
 NUM_SEVERAL = {"train": 400, "val": 100, "test": 200}  # images
 # What images of not-hotdog show; a name occurs twice if it is drawn twice as often.
 NEGATIVES = (
