@@ -12,15 +12,16 @@ The bias is not penalised. Features are centred and divided by a single number, 
 image from the centre is 1. A strength then means the same for any network, and features keep their relative scale.
 """
 
-# Shapes: N images, D features, K classes; K' of the classes take part in a fit.
+# Shapes: N images, D features, K classes, F heads.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -43,6 +44,8 @@ _MAX_DISTANCE = 1e-10
 _MAX_STEPS = 200  # of Newton's method; about five are needed
 _MAX_ITERATIONS = 1000  # of conjugate gradients in a step
 _MAX_WORSE = 3  # strengths in a row that are worse than the best; weaker ones are not tried
+_NEVER = -1e30  # the logit of a class that a head has not seen
+_LARGEST = 2**25  # logits of folds that are solved together: 0.3 GB, several times
 
 
 @dataclass(frozen=True)
@@ -84,173 +87,138 @@ class Probe:
         return table[self.validation.best][2] if table else None
 
 
-@dataclass(frozen=True)
-class _Images:
-    """Images with features, labels, and everything that the loss depends on.
+class _Images(NamedTuple):
+    """Images with everything that the loss depends on. K is the number of classes or labels.
+
+    Targets are those of `torch.nn.CrossEntropyLoss`, where smoothing uses the weight of each class, and of
+    `torch.nn.BCEWithLogitsLoss`, where the class weights are those of the positives.
 
     Attributes:
-        x: Their features, (N, D).
-        y: Their labels, (N,) or (N, K).
-        weights: Their weights, (N,).
-        class_weights: (K,).
-        label_smoothing: Share of the target that is spread.
+        x: Features, (N, D).
+        y: Labels, (N,) or (N, K).
+        weights: The weight of each image, (N,).
+        targets: The weighted targets of each image, (N, K).
+        importance: What probabilities are multiplied by in the loss: the sum of an image's targets, (N, 1); of several
+            labels the weight of each pair of image and label, (N, K).
+        shares: The weight of each image's class in the mean over images, (N,).
     """
 
     x: Array
     y: NDArray[Any]
     weights: Array
-    class_weights: Array
-    label_smoothing: float
+    targets: Array
+    importance: Array
+    shares: Array
+
+    @classmethod
+    def of(
+        cls, x: Array, y: NDArray[Any], weights: Array, class_weights: Array, smoothing: float
+    ) -> "_Images":
+        """Return images with class weights (K,), and the share of the target that is spread."""
+        if y.ndim == 1:
+            shares = class_weights[y]
+            targets = np.zeros((len(y), len(class_weights)))
+            targets[np.arange(len(y)), y] = (1 - smoothing) * shares
+            targets += smoothing / len(class_weights) * class_weights
+            return cls(x, y, weights, targets, targets.sum(axis=1, keepdims=True), shares)
+        wanted = np.asarray(y, np.float64) * (1 - smoothing) + smoothing / 2
+        targets = class_weights * wanted
+        return cls(x, y, weights, targets, targets + 1 - wanted, np.ones(len(y)))
 
     @property
     def is_single(self) -> bool:
         """Whether each image has one class."""
         return self.y.ndim == 1
 
-    @property
-    def shares(self) -> Array:
-        """The weight of each image's class in the mean over images, (N,)."""
-        return self.class_weights[self.y] if self.is_single else np.ones(len(self.y))
-
-    @property
-    def have_loss(self) -> bool:
-        """Whether some of the images have a class of a weight above 0."""
-        return bool((self.shares > 0).any())
-
     def take(self, rows: NDArray[np.bool_]) -> "_Images":
         """Return some of the images."""
-        return replace(self, x=self.x[rows], y=self.y[rows], weights=self.weights[rows])
+        return _Images(*(column[rows] for column in self))
 
-    def loss(self) -> "_Loss":
-        """Return the loss of logits of these images.
-
-        Targets are those of `torch.nn.CrossEntropyLoss`, where smoothing uses the weight of each class, and of
-        `torch.nn.BCEWithLogitsLoss`, where the class weights are those of the positives.
-        """
+    def losses(self, logits: Tensor) -> Tensor:
+        """Return the loss of each image in each head, (N, F), at logits (N, F, K)."""
+        targets = torch.from_numpy(self.targets)[:, None]
+        importance = torch.from_numpy(self.importance)[:, None]
         if self.is_single:
-            targets = np.zeros((len(self.y), len(self.class_weights)))
-            targets[np.arange(len(self.y)), self.y] = (1 - self.label_smoothing) * self.shares
-            targets += self.label_smoothing / len(self.class_weights) * self.class_weights
-            importance = targets.sum(axis=1, keepdims=True)
-        else:
-            wanted = np.asarray(self.y, np.float64) * (1 - self.label_smoothing)
-            wanted += self.label_smoothing / 2
-            targets = self.class_weights * wanted
-            importance = targets + 1 - wanted
-        rows = len(self.y) * self.weights / (self.weights * self.shares).sum()
-        return _Loss(
-            torch.from_numpy(targets),
-            torch.from_numpy(importance),
-            torch.from_numpy(rows[:, None]),
-            self.is_single,
-        )
+            return importance[..., 0] * logits.logsumexp(dim=2) - (targets * logits).sum(dim=2)
+        return (importance * F.softplus(logits) - targets * logits).sum(dim=2)
 
 
-@dataclass(frozen=True)
-class _Loss:
-    """Cross entropy, or binary cross entropy summed over labels, as a function of logits (N, K').
+class _Heads:
+    """Heads on the same images, each with other weights of them, solved together for one strength after another.
 
-    Attributes:
-        targets: The weighted targets of an image for all classes, (N, K').
-        importance: What probabilities are multiplied by in the loss: the sum of an image's targets, (N, 1); of several
-            labels the weight of each pair of image and label, (N, K').
-        rows: The weight of each image, with a mean of 1, (N, 1).
-        is_single: Whether each image has one class.
-    """
-
-    targets: Tensor
-    importance: Tensor
-    rows: Tensor
-    is_single: bool
-
-    def classes(self) -> Tensor:
-        """Return the classes that a fit can tell from others, (K').
-
-        Those with a target above 0, or the labels that some images have and others have not.
-        """
-        other = torch.zeros(1, 1) if self.is_single else self.targets[:1]
-        return (self.targets != other).any(dim=0).nonzero()[:, 0]
-
-    def of_classes(self, classes: Tensor) -> "_Loss":
-        """Return the same for some of the classes."""
-        importance = self.importance if self.is_single else self.importance[:, classes]
-        return _Loss(self.targets[:, classes], importance, self.rows, self.is_single)
-
-    def biases(self, fitted: Tensor, classes: Tensor) -> Tensor:
-        """Return the bias of each class at the centre, (K,), from those of the classes of the fit, (K',).
-
-        Other classes have odds of 1 in N there; a label that all images have, of N to 1.
-        """
-        num = len(self.rows)
-        if self.is_single:
-            # Adding a constant to all biases changes no probability. Make their mean 0.
-            fitted = fitted - fitted.mean()
-            biases = (fitted.logsumexp(dim=0) - math.log(num)).repeat(self.targets.shape[1])
-        else:
-            total = (self.rows * self.importance).mean(dim=0)
-            share = (self.rows * self.targets).mean(dim=0) / total
-            biases = share.clamp(1 / (num + 1), num / (num + 1)).logit()
-        biases[classes] = fitted
-        return biases
-
-    def value(self, logits: Tensor) -> float:
-        """Return the mean over images of the loss."""
-        if self.is_single:
-            losses = self.importance[:, 0] * logits.logsumexp(dim=1)
-        else:
-            softplus = torch.logaddexp(logits, torch.zeros_like(logits))
-            losses = (self.importance * softplus).sum(dim=1)
-        losses -= (self.targets * logits).sum(dim=1)
-        return float((self.rows[:, 0] * losses).mean())
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        return logits.softmax(dim=1) if self.is_single else logits.sigmoid()
-
-    def residual(self, p: Tensor) -> Tensor:
-        """Return the derivative of each image's loss by its logits, (N, K'), at probabilities p (N, K')."""
-        return self.rows * (self.importance * p - self.targets)
-
-    def curvature(self, p: Tensor, change: Tensor) -> Tensor:
-        """Return the second derivative of each image's loss, times a change of its logits (N, K')."""
-        u = p * change
-        u -= p * (u.sum(dim=1, keepdim=True) if self.is_single else u)
-        return u.mul_(self.rows * self.importance)
-
-
-class _Fit:
-    """A fit of a head on some images, solved for one strength after another, from the strongest to the weakest.
+    They have one objective, the sum of theirs: its Hessian has a block for each head, and products of matrices are
+    those of all heads at once.
 
     Args:
         images: The images.
-        tolerance: Norm of the gradient at which the fit has converged.
+        weights: The weights of the images for each head, (N, F).
+        tolerance: Norm of the gradient at which all heads together have converged.
+
+    Attributes:
+        x: Features as they are fitted, with a constant, whose weight is the bias: (N, D + 1).
+        centre: The centre of the features, (D,).
+        scale: The number by which they are divided.
     """
 
-    def __init__(self, images: _Images, tolerance: float) -> None:
+    def __init__(self, images: _Images, weights: Array, tolerance: float) -> None:
+        self.images = images
         self.tolerance = tolerance
         self.centre = np.average(images.x, axis=0, weights=images.weights)
         centred = images.x - self.centre
         squares = (centred**2).sum(axis=1)
         self.scale = math.sqrt(np.average(squares, weights=images.weights)) or 1.0
-        # with a constant: the bias is its weight
         self.x = torch.ones(len(centred), len(self.centre) + 1, dtype=torch.float64)
         self.x[:, :-1] = torch.from_numpy(centred).div_(self.scale)
         self.single = self.x.float()
         self.squares = self.single.square()
-        self.loss = images.loss()
-        self.classes = self.loss.classes()
-        self.w = torch.zeros(len(self.classes), self.x.shape[1], dtype=torch.float64)
+        self.targets = torch.from_numpy(images.targets)[:, None]
+        self.importance = torch.from_numpy(images.importance)[:, None]
+        # the weight of each image in each head, with a mean of 1, (N, F, 1)
+        rows = len(weights) * weights / (weights * images.shares[:, None]).sum(axis=0)
+        self.rows = torch.from_numpy(rows)[..., None]
+        # A strength is for features with a mean square of 1, over the images of each head.
+        shares = torch.from_numpy(weights / weights.sum(axis=0)).T
+        means = (shares @ self.x[:, :-1]).square().sum(dim=1)
+        own = shares @ torch.from_numpy(squares / self.scale**2) - means
+        self.penalty = own.clamp(min=1e-9)[:, None, None].repeat(1, 1, self.x.shape[1])
+        self.penalty[..., -1] = 0.0  # the bias is not penalised
+        # The classes that a head can tell from others: those with a target above 0, or the labels that some images have
+        # and others have not.
+        other = 0.0 if images.is_single else self.targets[:1]
+        differs = (self.targets != other)[:, 0].double()
+        is_used = (self.rows[..., 0] > 0).double().T
+        num = is_used.sum(dim=1, keepdim=True)
+        counts = is_used @ differs
+        self.is_fitted = (counts > 0) & (torch.tensor(images.is_single) | (counts < num))
+        self.num = num  # of the images of each head, (F, 1)
+        self.w = torch.zeros(*self.is_fitted.shape, self.x.shape[1], dtype=torch.float64)
+        if images.is_single:
+            self.w[..., -1][~self.is_fitted] = _NEVER
 
-    def solve(self, strength: float) -> tuple[Array, Array]:
-        """Return weights (K, D) and biases (K,) at one strength, for unscaled features. It starts from the last one."""
-        if len(self.classes):
-            self.w = self._minimum(self.loss.of_classes(self.classes), strength)
-        weight = np.zeros((self.loss.targets.shape[1], len(self.centre)))
-        weight[self.classes.numpy()] = self.w[:, :-1].numpy() / self.scale
-        bias = self.loss.biases(self.w[:, -1], self.classes).numpy()
-        return weight, bias - weight @ self.centre
+    def solve(self, strength: float) -> Tensor:
+        """Return weights and biases at one strength, (F, K, D + 1). It starts from those of the last one."""
+        self.w = self._minimum(strength * self.penalty)
+        w = self.w.clone()
+        w[..., -1] = self._biases(w[..., -1])
+        return w
 
-    def _minimum(self, loss: _Loss, strength: float) -> Tensor:
-        """Minimise the loss over w (K', D + 1) by Newton's method.
+    def _biases(self, fitted: Tensor) -> Tensor:
+        """Return the bias of each class at the centre, (F, K), from those that were fitted.
+
+        Other classes have odds of 1 in N there; a label that all images have, of N to 1.
+        """
+        if self.images.is_single:
+            # Adding a constant to all biases changes no probability. Make their mean 0.
+            sums = torch.where(self.is_fitted, fitted, 0.0).sum(dim=1, keepdim=True)
+            fitted = fitted - sums / self.is_fitted.sum(dim=1, keepdim=True)
+            others = fitted.logsumexp(dim=1, keepdim=True) - self.num.log()
+        else:
+            share = (self.rows * self.targets).sum(dim=0) / (self.rows * self.importance).sum(dim=0)
+            others = share.clamp(1 / (self.num + 1), self.num / (self.num + 1)).logit()
+        return torch.where(self.is_fitted, fitted, others)
+
+    def _minimum(self, penalty: Tensor) -> Tensor:
+        """Minimise the loss over w (F, K, D + 1) by Newton's method.
 
         L-BFGS (SciPy, torch) stops at a gradient norm of 1e-9, because the loss no longer changes in float64
         (docs/decisions.md).
@@ -258,19 +226,20 @@ class _Fit:
         Source: Nocedal and Wright, Numerical Optimization, algorithm 7.1 (line search Newton-CG).
         """
         w = self.w
-        penalty = torch.full((w.shape[1],), strength, dtype=torch.float64)
-        penalty[-1] = 0.0  # the bias is not penalised
 
         def value_of(logits: Tensor, w: Tensor) -> float:
-            return loss.value(logits) + float((penalty * w.square()).sum()) / 2
+            loss = (self.rows[..., 0] * self.images.losses(logits)).mean(dim=0).sum()
+            return float(loss) + float((penalty * w.square()).sum()) / 2
 
-        logits = self.x @ w.T
+        logits = self._logits(self.x, w)
         value = value_of(logits, w)
         best = w
         norm = math.inf  # of the gradient at the best
         for _ in range(_MAX_STEPS):
-            p = loss.probabilities(logits)
-            gradient = loss.residual(p).T @ self.x / len(self.x) + penalty * w
+            p = logits.softmax(dim=2) if self.images.is_single else logits.sigmoid()
+            residual = self.rows * (self.importance * p - self.targets)
+            gradient = self._sums(residual, self.x) / len(self.x) + penalty * w
+            gradient *= self.is_fitted[..., None]
             size = float(gradient.norm())
             is_better = size < norm
             if is_better:
@@ -280,8 +249,8 @@ class _Fit:
             is_limited = not is_better and norm <= max(10 * self.tolerance, _ROUNDING)
             if norm <= self.tolerance or is_limited:
                 return best
-            step = self._newton_step(loss, p, penalty, gradient)
-            change = self.x @ step.T
+            step = self._newton_step(p, penalty, gradient)
+            change = self._logits(self.x, step)
             slope = float((gradient * step).sum())
             # Halve the step until the loss decreases. Differences below rounding count as a decrease, because otherwise
             # the last steps would be rejected.
@@ -294,19 +263,18 @@ class _Fit:
             w = w + t * step
             logits = logits + t * change
             value = trial
-        raise RuntimeError(
-            f"no head found at strength {strength}: the gradient is still {norm:.1e}"
-        )
+        raise RuntimeError(f"no head found: the gradient is still {norm:.1e}")
 
-    def _newton_step(self, loss: _Loss, p: Tensor, penalty: Tensor, gradient: Tensor) -> Tensor:
-        """Solve Hessian @ step = -gradient by conjugate gradients, without the Hessian's (K' D)**2 numbers.
+    def _newton_step(self, p: Tensor, penalty: Tensor, gradient: Tensor) -> Tensor:
+        """Solve Hessian @ step = -gradient by conjugate gradients, without the Hessian's F (K D)**2 numbers.
 
         Its products are in float32: the steps need no more digits, since the gradient that they solve for is in
         float64. It stops at a tenth of the tolerance of the fit. Below that is rounding: the Hessian of a softmax is
         singular, since a constant that is added to all biases changes nothing.
         """
         num = len(self.x)
-        diagonal = (loss.rows * loss.importance * p * (1 - p)).float().T @ self.squares
+        curvature = self.rows * self.importance * p
+        diagonal = self._sums((curvature * (1 - p)).float(), self.squares)
         # all images may be without curvature
         diagonal = (diagonal.double() / num + penalty).clamp(min=1e-30)
         norm = float(gradient.norm())
@@ -319,9 +287,10 @@ class _Fit:
         for _ in range(_MAX_ITERATIONS):  # an unfinished step is still a descent direction
             if float(rest.norm()) <= limit:
                 break
-            change = (self.single @ direction.float().T).double()
-            u = loss.curvature(p, change).float()
-            product = (u.T @ self.single).double() / num + penalty * direction
+            change = self._logits(self.single, direction.float()).double()
+            mean = (p * change).sum(dim=2, keepdim=True) if self.images.is_single else p * change
+            u = (curvature * (change - mean)).float()
+            product = self._sums(u, self.single).double() / num + penalty * direction
             length = size / (direction * product).sum()
             step += length * direction
             rest -= length * product
@@ -330,6 +299,16 @@ class _Fit:
             size = (rest * scaled).sum()
             direction = scaled + size / before * direction
         return step
+
+    @staticmethod
+    def _logits(x: Tensor, w: Tensor) -> Tensor:
+        """Return x @ w of each head and class, (N, F, K)."""
+        return (x @ w.flatten(0, 1).T).view(len(x), *w.shape[:2])
+
+    @staticmethod
+    def _sums(u: Tensor, x: Tensor) -> Tensor:
+        """Return the sum over images of u (N, F, K) times x (N, D + 1), (F, K, D + 1)."""
+        return (u.flatten(1).T @ x).view(*u.shape[1:], x.shape[1])
 
 
 def fit_probe(
@@ -367,37 +346,35 @@ def fit_probe(
         ValueError: The features are empty or not finite, or all images have classes of weight 0.
     """
     y = np.asarray(labels)
-    images = _Images(
-        x=np.asarray(features, np.float64),
-        y=y,
-        weights=np.ones(len(y)) if image_weights is None else np.asarray(image_weights, np.float64),
-        class_weights=(
-            np.ones(num_classes) if class_weights is None else np.asarray(class_weights, np.float64)
-        ),
-        label_smoothing=label_smoothing,
+    images = _Images.of(
+        np.asarray(features, np.float64),
+        y,
+        np.ones(len(y)) if image_weights is None else np.asarray(image_weights, np.float64),
+        np.ones(num_classes) if class_weights is None else np.asarray(class_weights, np.float64),
+        label_smoothing,
     )
+    groups = np.arange(len(y)) if groups is None else groups
     # Images of weight 0 change nothing. Without them, no fold has a total weight of 0.
     # With label smoothing, the loss of an image has the weights of all classes.
     is_used = images.weights > 0
     if label_smoothing == 0:
         is_used &= images.shares > 0
-    groups = np.arange(len(y)) if groups is None else groups
-    if not is_used.all():
-        images = images.take(is_used)
-        groups = groups[is_used]
+    images = images.take(is_used)
     if len(images.y) == 0:
         raise ValueError("there are no features")
     if not np.isfinite(images.x).all():
         raise ValueError("the features hold values that are not finite")
-    if not images.have_loss:
+    if not (images.shares > 0).any():
         raise ValueError("all images have classes of weight 0")
     axes = _principal_axes(images.x)
-    images = replace(images, x=_product(images.x, axes))
+    images = images._replace(x=_product(images.x, axes))
     strengths = sorted(map(float, strengths), reverse=True)
-    validation = _cross_validate(images, groups, strengths, seed=0)
+    validation = _cross_validate(images, groups[is_used], strengths, seed=0)
     strength = strengths[validation.best]
-    fit = _Fit(images, min(_TOLERANCE, _MAX_DISTANCE * strength))
-    weight, bias = fit.solve(strength)
+    head = _Heads(images, images.weights[:, None], min(_TOLERANCE, _MAX_DISTANCE * strength))
+    w = head.solve(strength)[0].numpy()
+    weight = w[:, :-1] / head.scale
+    bias = w[:, -1] - weight @ head.centre
     return Probe(_product(weight, axes.T), bias, strength, validation)
 
 
@@ -421,7 +398,7 @@ def cross_validate(
     """
     x = principal_coordinates(np.asarray(features, np.float64))
     y = np.asarray(labels)
-    images = _Images(x, y, np.ones(len(y)), np.ones(num_classes), label_smoothing=0.0)
+    images = _Images.of(x, y, np.ones(len(y)), np.ones(num_classes), smoothing=0.0)
     return _cross_validate(images, np.arange(len(y)) if groups is None else groups, strengths, seed)
 
 
@@ -431,28 +408,34 @@ def _cross_validate(
     """Try strengths from the strongest to the weakest, which takes longest, until three are worse than the best."""
     y = images.y
     strata = y if images.is_single else MultiHot(y.astype(np.uint8)).strata()
-    folds = deal_folds(strata, groups, seed)
-    held_out = [folds == fold for fold in np.unique(folds)]
-    out_of_fold = np.zeros((len(y), len(images.class_weights)))
+    fold_of = deal_folds(strata, groups, seed)
+    folds = np.unique(fold_of)
+    has_loss = images.shares > 0
     # If each class has a single group, no held-out image has a class of the fit, and the strongest penalty would win.
     # A fold that is held out may be all images that have a weight.
-    can_hold_out = all(images.take(~rows).have_loss for rows in held_out)
+    can_hold_out = all(has_loss[fold_of != fold].any() for fold in folds)
+    out_of_fold = np.zeros(images.targets.shape)
     if _has_single_groups(y, groups) or not can_hold_out:
         return CrossValidation([], len(strengths) // 2, out_of_fold)
-    fits = [_Fit(images.take(~rows), _TOLERANCE_OF_FOLDS) for rows in held_out]
-    loss_of_all = images.loss()
+    num_together = max(1, _LARGEST // images.targets.size)
+    parts = [folds[k : k + num_together] for k in range(0, len(folds), num_together)]
+    weights = [images.weights[:, None] * (fold_of[:, None] != part) for part in parts]
+    heads = [_Heads(images, of_part, _TOLERANCE_OF_FOLDS) for of_part in weights]
+    mean_weight = (images.weights * images.shares).mean()
     best = 0
     table: list[tuple[float, float, float]] = []
     for i, strength in enumerate(strengths):
         logits = np.empty(out_of_fold.shape)
-        for rows, fit in zip(held_out, fits, strict=True):
-            weight, bias = fit.solve(strength)
-            logits[rows] = _product(images.x[rows], weight.T) + bias
-        loss = loss_of_all.value(torch.from_numpy(logits))
+        for part, of_part in zip(parts, heads, strict=True):
+            for fold, w in zip(part, of_part.solve(strength), strict=True):
+                rows = fold_of == fold
+                logits[rows] = (of_part.x[rows] @ w.T).numpy()
+        losses = images.losses(torch.from_numpy(logits[:, None]))[:, 0].numpy()
+        loss = float((images.weights * losses).mean() / mean_weight)
         if images.is_single:
             score = float((logits.argmax(axis=1) == y).mean())
         else:
-            loss /= len(images.class_weights)
+            loss /= y.shape[1]
             score = mean_average_precision(average_precision(logits, y))
         table.append((strength, loss, score))
         if i == 0 or loss < table[best][1] - 1e-9:  # on ties up to rounding the strongest
