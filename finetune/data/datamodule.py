@@ -99,7 +99,6 @@ class ImageDataModule(pl.LightningDataModule):
         fold: int | None = DEFAULTS.fold,
         num_workers: int | Literal["auto"] = DEFAULTS.num_workers,
         cache_limit_gb: float = DEFAULTS.cache_limit_gb,
-        cache_size: int | None = DEFAULTS.cache_size,
         on_bad_image: Literal["error", "skip"] = DEFAULTS.on_bad_image,
         class_names: list[str] | None = DEFAULTS.class_names,
         exclude: list[str] | str | None = DEFAULTS.exclude,

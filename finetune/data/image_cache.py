@@ -10,7 +10,6 @@ times of every file, the path of the folder, the settings, and the versions of f
 import hashlib
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -60,7 +59,7 @@ def read_from_cache(
     a folder without write permission, or a data set above the limit.
 
     Args:
-        splits: Splits by name; train and val have the same `shorter_side`.
+        splits: Splits by name.
         root: Folder of the data set.
         limit_gb: Largest size of the cache in gigabytes (10^9 bytes); 0 for no cache. It never takes more than half of
             the free disk.
@@ -81,14 +80,9 @@ def read_from_cache(
     paths = [paths[i] for i in order]
     stats = concatenate_stats([samples.load_stats() for samples in splits.values()])
     digest = files_digest(paths, stats.take(np.array(order, np.int64)), root)
-    shorter_side = next(iter(splits.values())).shorter_side
     decoder = f"finetune {finetune.__version__}, Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
     decoder += f", torch {torch.__version__}{heic_version()}"
-    about: dict[str, Any] = {
-        "root": real_place(normal_path(root)),
-        "shorter_side": shorter_side,
-        "decoder": decoder,
-    }
+    about: dict[str, Any] = {"root": real_place(normal_path(root)), "decoder": decoder}
     key = hashlib.sha256((json.dumps(about) + digest).encode()).hexdigest()[:16]
     path = cache_dir() / f"{os.path.basename(about['root'])}-{key}{IMAGES}"
     images = open_or_none(path)
@@ -114,7 +108,8 @@ def _build(
     is_logged = is_rank_zero()
     failure = f"the images of {about['root']} are decoded again in every epoch: "
     try:
-        num_bytes = _estimate(paths, about["shorter_side"])
+        # an estimate by the headers of some images
+        num_bytes = 3 * len(paths) * float(sizes_of_some(paths).prod(axis=1).mean())
         max_bytes = min(limit_gb * 1e9, available_bytes(path.parent))
         if num_bytes > max_bytes:
             limit = f"half the free disk of {path.parent}"
@@ -130,7 +125,7 @@ def _build(
                 if path.exists():
                     log.warning("the cache %s is damaged: it is rebuilt", path)
                 began = time.perf_counter()
-                with closing(_decode_all(paths, about["shorter_side"])) as decoded:
+                with closing(_decode_all(paths)) as decoded:
                     write_memmap(path, decoded, about, max_bytes)
                 size = bytes_text(path.stat().st_size)
                 what = f"decoded {len(paths)} images once, in {time.perf_counter() - began:.1f} s"
@@ -144,23 +139,12 @@ def _build(
         return None
 
 
-def _estimate(paths: Sequence[str], shorter_side: int | None) -> float:
-    """Return an estimate of the bytes of all decoded images, from the headers of some."""
-    num_pixels = []
-    for height, width in sizes_of_some(paths).tolist():
-        scale = min(1.0, (shorter_side or math.inf) / max(1, min(height, width)))
-        num_pixels.append(height * width * scale**2)
-    return 3 * len(paths) * float(np.mean(num_pixels))
-
-
-def _decode_all(
-    paths: Sequence[str], shorter_side: int | None
-) -> Generator[np.ndarray | None, None, None]:
+def _decode_all(paths: Sequence[str]) -> Generator[np.ndarray | None, None, None]:
     """Yield the decoded images in order, with a progress bar on a terminal. A few images are decoded ahead."""
 
     def load(path: str) -> np.ndarray | None:
         try:
-            return decode(path, shorter_side=shorter_side)
+            return decode(path)
         except DecodeError:
             return None
 

@@ -2,9 +2,8 @@
 
 import shlex
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -35,13 +34,12 @@ from finetune.fitting.resume import (
     check_fixed,
     check_resumable,
     has_only_begun,
-    held_settings,
     read_start,
     run_to_continue,
     settings_of_run,
 )
 from finetune.fitting.several_fits import fit_several
-from finetune.models.network_names import is_choice
+from finetune.models.network_names import AUTO, is_choice
 from finetune.models.weights import find_weights
 from finetune.runs.facts import Identity
 from finetune.runs.folder import check_unused
@@ -53,27 +51,47 @@ from finetune.system.messages import WrongUsage, reason
 from finetune.training.lr_schedulers import set_run_steps
 from finetune.training.run_length import SOLVED_HEAD, settle_length
 
+_AUTO = f"--backbone {AUTO}"
 _SOME_STEPS = 1000  # the real number of steps is known only after images are listed
-# Settings that cannot go with several fits, and why.
-_NOT_WITH_SEVERAL = MappingProxyType(
+_ANEW = "each of the fits begins anew: pass --weights"
+_SAME = "all fits must have the same settings"
+_TESTED_ONCE = "each image is tested once"
+_LENGTH = "both set the length of training"
+# What does not go with an option, and why.
+_NOT_WITH: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "ckpt_path": "each of the fits begins anew: pass --weights",
-        "trainer.num_nodes": "the fits run on one machine",
-        "allow_changes": "all fits must have the same settings",
+        "--folds": {
+            "ckpt_path": _ANEW,
+            "allow_changes": _SAME,
+            "data.fold": "it runs all folds",
+            "data.num_folds": "it runs all folds",
+            "data.test_fraction": _TESTED_ONCE,
+            "test_after_fit": _TESTED_ONCE,
+            "trainer.limit_test_batches": _TESTED_ONCE,
+        },
+        "--members": {
+            "ckpt_path": _ANEW,
+            "allow_changes": _SAME,
+            "model.init_seed": "each member has its own",
+        },
+        "--minutes": {
+            "ckpt_path": "it chooses the length from the first step on: pass --epochs, or the checkpoint as --weights",
+            "trainer.max_epochs": _LENGTH,
+            "trainer.max_steps": _LENGTH,
+            "trainer.limit_train_batches": _LENGTH,
+        },
+        _AUTO: {},
     }
 )
-_NOT_WITH_FOLDS = MappingProxyType(
+_OF_CONFIGS = ("trainer.max_epochs", "trainer.limit_train_batches")  # which --minutes overrules
+# What to do instead on several machines, or with torchrun or srun.
+_ON_SEVERAL = MappingProxyType(
     {
-        **_NOT_WITH_SEVERAL,
-        "data.fold": "--folds runs all folds",
-        "data.num_folds": "--folds runs all folds",
-        "data.test_fraction": "with --folds each image is tested once",
-        "test_after_fit": "with --folds each image is tested once",
-        "trainer.limit_test_batches": "with --folds each image is tested once",
+        "--folds": "run each fold by --data.num_folds and --data.fold",
+        "--members": "run each member by --model.init_seed",
+        "--minutes": "pass --epochs",
+        _AUTO: "name a network",
     }
-)
-_NOT_WITH_MEMBERS = MappingProxyType(
-    {**_NOT_WITH_SEVERAL, "model.init_seed": "each member has its own"}
 )
 
 
@@ -183,10 +201,7 @@ def _continued(run: Path, layers: Layers, command: str, note: str) -> tuple[Plan
         now = replaced(now, chosen)
     changes = changes_between(own.values, now)
     check_fixed(changes)
-    held: dict[str, Any] = {
-        name: reduce(getattr, name.split("."), before) for name in held_settings(changes)
-    }
-    held |= {"resume": str(run), "trainer.default_root_dir": str(run.parent.parent)}
+    of_run = {"resume": str(run), "trainer.default_root_dir": str(run.parent.parent)}
     start = None
     if now.num_fits > 1:
         _check_several(now, layers)
@@ -197,7 +212,7 @@ def _continued(run: Path, layers: Layers, command: str, note: str) -> tuple[Plan
         raise WrongUsage(
             f"--name {now.name}: the run to continue is {run}, which keeps its name: omit --name"
         )
-    plan = Plan(replaced(now, held), command, run=run, start=start, changes=changes)
+    plan = Plan(replaced(now, of_run), command, run=run, start=start, changes=changes)
     return plan.put({}, note), layers
 
 
@@ -219,6 +234,8 @@ def _with_network(plan: Plan, layers: Layers) -> Plan:
     if plan.settings.minutes is not None:
         _check_minutes(plan.settings, layers)
     if is_choice(model.backbone):
+        if plan.start is None:
+            _check_goes_with(_AUTO, plan.settings, layers)
         plan = choose_network(plan, layers)
     else:
         plan = _put(plan, settle_preparation(plan.settings.data, model, layers, plan.start))
@@ -233,7 +250,7 @@ def _with_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
         return plan
     if plan.run is None:
         return settle_minutes(plan, layers, began)
-    _check_minutes(replaced(settings, {"ckpt_path": None}), layers)
+    _check_minutes(settings, layers)
     if settings.trainer.max_steps != -1:
         raise WrongUsage(
             f"{plan.run} ends by trainer.max_steps {settings.trainer.max_steps}: pass that instead of --minutes to "
@@ -318,9 +335,21 @@ def _check_optimizer(model: ModelSettings) -> None:
         raise WrongUsage(reason(error), "model.scheduler") from error
 
 
-def _default_of(name: str) -> Any:
-    """Return the default of a setting, which a config may name."""
-    return settings_of(FitSettings)[name].default
+def _check_goes_with(option: str, settings: FitSettings, layers: Layers) -> None:
+    """Refuse what an option that plans several fits or measures does not go with.
+
+    Raises:
+        WrongUsage: Another setting contradicts it, or there are several machines or a launcher.
+    """
+    for name, why in _NOT_WITH[option].items():
+        is_set = name in layers.typed if name in _OF_CONFIGS else layers.is_explicit(name)
+        if is_set and layers.value(name) != settings_of(FitSettings)[name].default:
+            raise WrongUsage(f"does not go with {option}: {why}", name)
+    if settings.trainer.num_nodes != 1 or has_launcher():
+        raise WrongUsage(
+            f"{option} works on one machine, and starts its processes itself: with torchrun or srun "
+            f"{_ON_SEVERAL[option]}"
+        )
 
 
 def _check_several(settings: FitSettings, layers: Layers) -> None:
@@ -330,18 +359,10 @@ def _check_several(settings: FitSettings, layers: Layers) -> None:
         WrongUsage: A setting does not go with several fits, or a launcher has started this process.
     """
     option = "--members" if settings.folds is None else "--folds"
-    refused = _NOT_WITH_MEMBERS if settings.folds is None else _NOT_WITH_FOLDS
-    for name, why in refused.items():
-        if layers.is_explicit(name) and layers.value(name) != _default_of(name):
-            raise WrongUsage(f"does not go with {option}: {why}", name)
+    _check_goes_with(option, settings, layers)
     if any(is_address(layer.values.get("trainer.default_root_dir")) for layer in layers.layers):
         raise WrongUsage(
             f"{option} writes to a local folder: pass one as --out, and copy it to object storage afterwards"
-        )
-    if has_launcher():
-        each = "--data.num_folds and --data.fold" if settings.folds else "--model.init_seed"
-        raise WrongUsage(
-            f"{option} starts a process for each fit: with torchrun or srun, run each by {each}"
         )
 
 
@@ -349,26 +370,9 @@ def _check_minutes(settings: FitSettings, layers: Layers) -> None:
     """Make sure that a fit can have `--minutes`.
 
     Raises:
-        WrongUsage: Another limit is set, too. The fit starts from a checkpoint. It uses several machines. Or validation
-            is not a share of an epoch.
+        WrongUsage: Another setting contradicts it, or validation is not a share of an epoch.
     """
-    limits = ("max_steps", "max_epochs", "limit_train_batches")
-    for name in (f"trainer.{limit}" for limit in limits):
-        layer = layers.layer_of(name)
-        # epochs of a config are overruled, its steps are not; the run that continues has its own limit
-        if layer is None or layer.values[name] == _default_of(name):
-            continue
-        if layer.is_typed or (layer.kind == "config" and name == "trainer.max_steps"):
-            raise WrongUsage("and --minutes both set the length of training: remove one", name)
-    if settings.trainer.num_nodes != 1 or has_launcher():
-        raise WrongUsage(
-            "--minutes measures on one machine: on several, pass --epochs (--trainer.max_epochs) instead"
-        )
-    if settings.ckpt_path is not None:
-        raise WrongUsage(
-            "--minutes chooses the length of a fit from its first step: to continue from --ckpt_path pass --epochs, to "
-            "start from its weights pass it as --weights"
-        )
+    _check_goes_with("--minutes", settings, layers)
     interval = settings.trainer.val_check_interval
     if interval is not None and not (isinstance(interval, float) and 0 < interval <= 1):
         raise WrongUsage(

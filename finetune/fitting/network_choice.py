@@ -21,7 +21,6 @@ from finetune.data.datamodule import open_data
 from finetune.data.decode import DecodeError
 from finetune.data.samples import Samples
 from finetune.data.transforms import eval_transform, preparation
-from finetune.distributed.launch import has_launcher
 from finetune.features.backbone_ranking import FeaturesOf, Ranking, Unusable, rank
 from finetune.features.image_features import Features, features_of
 from finetune.fitting.build import arguments_in_effect
@@ -177,11 +176,8 @@ def _record(
         "budget": budget,
         "rows": [
             {
-                "name": standing.name,
-                "accuracy": round(standing.accuracy, 4),
-                "loss": round(standing.loss, 4),
-                "num_images": standing.num_images,
-                "seconds": round(standing.seconds, 2),
+                name: round(value, 4) if isinstance(value, float) else value
+                for name, value in standing._asdict().items()
             }
             for standing in ranking.standings
         ],
@@ -219,16 +215,13 @@ def _load(
             name.removeprefix("data."): value for name, value in values.items()
         }
         prepare = preparation(arguments)
-        network = Features(candidate.backbone, candidate.weights, arguments["image_size"])
+        network = Features(candidate.backbone, candidate.weights, prepare["image_size"])
     except (ValueError, OSError) as error:
         raise Unusable(reason(error)) from error
     size = prepare["image_size"]
-    try:
-        network(torch.zeros(1, 3, size, size, dtype=torch.uint8))
-    except Exception as error:  # networks raise different errors if images are too small
-        raise Unusable(f"it does not take images of {size} pixels ({reason(error)})") from error
     transform = eval_transform(**prepare)
-    samples = _decoded_small(split, size)
+    # a JPEG much larger than needed is decoded at a fraction of its size
+    samples = split if split.cached is not None else replace(split, shorter_side=2 * size)
 
     def prepared(index: int) -> np.ndarray:
         try:
@@ -242,13 +235,6 @@ def _load(
         return track(rows, len(chosen), f"features of {name}")
 
     return features
-
-
-def _decoded_small(split: Samples, size: int) -> Samples:
-    """Return the images such that a JPEG much larger than needed is decoded at a fraction of its size."""
-    if split.cached is None and split.shorter_side is None:
-        return replace(split, shorter_side=2 * size)
-    return split
 
 
 def _check_available(candidate: Candidate, reachable: dict[str, bool]) -> None:
@@ -371,10 +357,6 @@ def _check_options(settings: FitSettings, layers: Layers) -> None:
             f"{settings.model.freeze}: stages have different names in each network; with {_OPTION} only backbone can "
             "be frozen",
             "model.freeze",
-        )
-    if settings.trainer.num_nodes != 1 or has_launcher():
-        raise WrongUsage(
-            f"{_OPTION} ranks networks on one machine, in one process: on several machines, name a network"
         )
 
 

@@ -30,11 +30,10 @@ from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.run_dir import RunDir, check_name, runs_of
 from finetune.runs.run_lock import check_free, hold
 from finetune.runs.sync import has_last_there, pull_beginnings, pull_run
-from finetune.settings.fields import find_setting
+from finetune.settings.fields import class_paths, find_setting
 from finetune.settings.layers import Layer, Layers, flat, read_config
 from finetune.settings.schema import IMAGE_FOLDER, FitSettings
 from finetune.system.messages import NotFound, WrongUsage
-from finetune.training.checkpoint_settings import class_paths
 
 log = logging.getLogger(__name__)
 
@@ -360,29 +359,14 @@ def changes_between(old: Mapping[str, Any], now: FitSettings) -> dict[str, Pair]
 
 def kind_of(name: str) -> str:
     """Return what `--resume` does with a setting of this full name; see `About.resume`."""
-    if name in ("model.optimizer.class_path", "model.scheduler.class_path"):
-        return "fixed"
     if name.startswith(("model.optimizer.", "model.scheduler.")):
-        return "stays"
+        return "fixed"
     setting = find_setting(FitSettings, name)
     return "changes" if setting is None else setting.about.resume  # an argument of an own class
 
 
-def held_settings(changes: Changes) -> set[str]:
-    """Return the names of the settings that keep the value of the run, since its checkpoint has them."""
-    return {".".join(name.split(".")[:2]) for name in _of_kind(changes, "stays")}
-
-
-def describe_held(changes: Changes) -> str:
-    """Return in words which settings keep the value of the run; "" for none."""
-    return "; ".join(
-        f"{name} stays {json.dumps(before)}, not {json.dumps(now)}, since the checkpoint decides"
-        for name, (before, now) in _of_kind(changes, "stays").items()
-    )
-
-
 def check_fixed(changes: Changes) -> None:
-    """Check that no setting differs with which the state of optimizer or scheduler would not fit.
+    """Check that no setting differs that the checkpoint of the run decides.
 
     Raises:
         ValueError: One does.
@@ -441,8 +425,7 @@ def describe_changes(
     if is_finished:
         changed = {name: pair for name, pair in changed.items() if name in _OF_TEST}
     changed |= order
-    words = f"changed: {in_words(changed)}" if changed else ""
-    return "; ".join(filter(None, [words, describe_held(changes)]))
+    return f"changed: {in_words(changed)}" if changed else ""
 
 
 def _of_kind(changes: Changes, kind: str) -> dict[str, Pair]:

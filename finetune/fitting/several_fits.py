@@ -27,7 +27,6 @@ from finetune.fitting.resume import (
     LIMITS,
     Changes,
     changes_between,
-    describe_held,
     in_words,
     kind_of,
     read_start,
@@ -65,8 +64,6 @@ def fit_several(plan: Plan) -> Path:
     _write_beginning(folder, plan)
     for note in plan.notes:
         log.info("%s", note)
-    if held := describe_held(plan.changes):
-        log.info("%s", held)
     runs = RunDir(folder).fits
     what = "fold" if plan.settings.members is None else "member"
     for number, run in enumerate(runs, 1):

@@ -11,7 +11,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin
@@ -26,11 +26,10 @@ from finetune.system.messages import WrongUsage, did_you_mean
 # What `--resume` does with a setting that has another value than in the run:
 #   changes  it takes the new value, and says so
 #   free     it takes the new value, which has no effect on the result
-#   stays    it keeps the value of the run, which is stored in the checkpoint
-#   fixed    it refuses: the state of the optimizer would not fit
+#   fixed    it refuses: the checkpoint of the run decides it
 #   order    it refuses without --allow_changes: images would come in another order
 #   images   as `order` if the images differ, else as `free`
-Resume = Literal["changes", "free", "stays", "fixed", "order", "images"]
+Resume = Literal["changes", "free", "fixed", "order", "images"]
 
 _PATHS = frozenset({"CKPT", "FILE", "FOLDER", "TABLE"})  # titles of types that are paths
 _ATTRIBUTE = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
@@ -173,6 +172,15 @@ class ClassSettings(msgspec.Struct, frozen=True):
                 text = f"{kind.__name__} has no argument {name!r}{hint}"
                 raise WrongUsage(text, f"{setting}.{name}")
         return kind
+
+
+def class_paths(value: Any) -> Iterator[Any]:
+    """Yield every `class_path` in nested values."""
+    if isinstance(value, Mapping) and "class_path" in value:
+        yield value["class_path"]
+    if isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from class_paths(inner)
 
 
 def import_class(class_path: str, setting: str) -> Any:

@@ -87,9 +87,6 @@ class DataSettings(Section, frozen=True):
         num_workers: DataLoader workers for each device. At most 4 per core; `auto` chooses for this machine.
         cache_limit_gb: Largest size of the cache of decoded train and val images on disk, in gigabytes. 0 decodes
             images in every epoch. The results are the same.
-        cache_size: Shorter side, in pixels, to which larger train and val images are resized first; saves time and
-            disk. Random crops have less detail. Pixels of val differ by 7 grey levels (mean) if it is 8/7 of
-            image_size, else by 20.
         on_bad_image: `skip` skips images and folders that cannot be read. It reports them; `error` stops.
         class_names: The classes in order, if not sorted by name. Every class folder must be one of them.
         exclude: Names of classes to skip, one or more.
@@ -148,7 +145,6 @@ class DataSettings(Section, frozen=True):
         About(word="workers", also="workers j", resume="free"),
     ] = "auto"
     cache_limit_gb: Annotated[NotNegative, About(value="GB", resume="free")] = 8.0
-    cache_size: Pixels | None = None
     on_bad_image: Literal["error", "skip"] = "error"
     class_names: Annotated[
         list[str] | None, About(value="NAMES", also="classes", holds_names=True)
@@ -186,16 +182,10 @@ class DataSettings(Section, frozen=True):
             text = f"{self.val_fraction} and test_fraction {self.test_fraction} must leave some training data"
             raise WrongUsage(text, "data.val_fraction")
         self._check_folds()
-        largest = max(self.image_size, self.eval_image_size or 0)
         side = (self.eval_image_size or self.image_size) / self.crop_share
         if side > MAX_RESIZED:
             text = f"{self.crop_share} would resize images to {side:,.0f} pixels, at most {MAX_RESIZED:,}"
             raise WrongUsage(text, "data.crop_share")
-        if self.cache_size is not None and self.cache_size < largest:
-            raise WrongUsage(
-                f"{self.cache_size} must be at least the size of the images, {largest}",
-                "data.cache_size",
-            )
 
     def _check_folds(self) -> None:
         if (self.num_folds is None) != (self.fold is None):
@@ -228,9 +218,9 @@ class OptimizerArguments(Section, frozen=True):
 
     lr: Annotated[
         NotNegative | None,
-        About(word="lr", value="RATE", also="lr learning_rate rate lr0", resume="stays"),
+        About(word="lr", value="RATE", also="lr learning_rate rate lr0", resume="fixed"),
     ] = None
-    weight_decay: Annotated[NotNegative | None, About(also="wd decay", resume="stays")] = None
+    weight_decay: Annotated[NotNegative | None, About(also="wd decay", resume="fixed")] = None
 
 
 class SchedulerArguments(Section, frozen=True):
@@ -240,7 +230,7 @@ class SchedulerArguments(Section, frozen=True):
         warmup: Share of the steps in which the rate rises from 0.
     """
 
-    warmup: Annotated[Share | Literal[0] | None, About(resume="stays")] = None
+    warmup: Annotated[Share | Literal[0] | None, About(resume="fixed")] = None
 
 
 class ModelSettings(Section, frozen=True):
@@ -290,13 +280,13 @@ class ModelSettings(Section, frozen=True):
             resume="fixed",
         ),
     ] = "resnet18"
-    weights: Annotated[File | None, About(word="weights", also="pretrained", resume="stays")] = (
+    weights: Annotated[File | None, About(word="weights", also="pretrained", resume="fixed")] = (
         "DEFAULT"
     )
-    head_init: Annotated[HeadInit, About(resume="stays")] = "auto"
+    head_init: Annotated[HeadInit, About(resume="fixed")] = "auto"
     freeze: Annotated[str | None, About(word="freeze", value="STAGE", resume="fixed")] = None
     freeze_batch_norm: bool | None = None
-    head_lr_multiplier: Annotated[Positive, About(resume="stays")] = 1.0
+    head_lr_multiplier: Annotated[Positive, About(resume="fixed")] = 1.0
     decay_norm_and_bias: Annotated[bool, About(resume="fixed")] = False
     optimizer: Annotated[
         ClassSettings,
@@ -315,10 +305,10 @@ class ModelSettings(Section, frozen=True):
     label_smoothing: Fraction = 0.0
     class_weights: Annotated[
         dict[str, NotNegative] | str | None,
-        About(word="class_weights", value="WEIGHTS", resume="stays", holds_names=True),
+        About(word="class_weights", value="WEIGHTS", resume="fixed", holds_names=True),
     ] = None
     compile: Annotated[bool, About(resume="free")] = False
-    init_seed: Annotated[Seed | None, About(resume="stays")] = None
+    init_seed: Annotated[Seed | None, About(resume="fixed")] = None
     head_stages: Annotated[int, Meta(ge=1, le=MAX_STAGES), About(resume="fixed")] = 1
 
 
@@ -460,7 +450,7 @@ class FitSettings(Section, frozen=True):
         Annotated[float, Meta(gt=0, le=10**6)] | None, About(value="M", resume="free")
     ] = None
     patience: Annotated[Count | None, About(also="early_stopping")] = None
-    threshold: Annotated[str | None, About(value="AIM", resume="stays")] = None
+    threshold: Annotated[str | None, About(value="AIM", resume="fixed")] = None
     keep_last: Annotated[bool, About(resume="free")] = True
     allow_changes: Annotated[bool, About(resume="free")] = False
     test_after_fit: Annotated[bool, About(resume="free")] = True

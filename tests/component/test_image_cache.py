@@ -121,8 +121,6 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
         {"num_workers": 1},
         {"resize": "squash", "min_crop": 0.35, "augmentations": [{"class_path": "ColorJitter"}]},
         {"resize": "whole", "crop_and_flip": False},
-        {"cache_size": 24},
-        {"cache_size": 26, "resize": "squash"},
     ],
 )
 def test_a_cache_changes_no_pixel(root, options):
@@ -156,9 +154,7 @@ def test_a_transform_that_writes_into_its_input_does_not_change_the_cache(root):
         Blacken(p=1)(image=parts[0].read(0))
 
 
-def test_a_cache_is_that_of_the_files_the_settings_the_place_and_the_decoders(
-    root, tmp_path, monkeypatch
-):
+def test_a_cache_is_that_of_the_files_the_place_and_the_decoders(root, tmp_path, monkeypatch):
     build(root)
     path = root / "train/cat/01.png"
     times = path.stat()
@@ -172,7 +168,6 @@ def test_a_cache_is_that_of_the_files_the_settings_the_place_and_the_decoders(
         change()
         assert not is_found(root)
         build(root)
-    assert not is_found(root, image_size=24, cache_size=30)
     shutil.copytree(root, tmp_path / "copy")  # with the same times
     assert not is_found(tmp_path / "copy")
     for decoder in (image_cache.PIL, image_cache.simplejpeg, finetune):
@@ -297,16 +292,6 @@ def test_the_use_of_a_cache_is_remembered(root):
     assert time.time() - path.stat().st_mtime < 100
 
 
-def test_cache_size_makes_no_test_image_smaller(root):
-    data = data_module(root, is_cached=True, cache_size=24)
-    sizes = {
-        split: [min(part.read(i).shape[:2]) for i in (0, 1)] for split, part in data.splits.items()
-    }
-    assert sizes == {"train": [24, 24], "val": [24, 24], "test": [24, 30]}
-    path = str(root / "train/cat/01.png")  # of 30 x 41, and not made larger
-    np.testing.assert_array_equal(decode(path, shorter_side=30), decode(path))
-
-
 def jpeg(pixels: np.ndarray, orientation: int) -> bytes:
     exif, buffer = Image.Exif(), io.BytesIO()
     exif[0x0112] = orientation
@@ -318,7 +303,7 @@ def jpeg(pixels: np.ndarray, orientation: int) -> bytes:
 @pytest.mark.parametrize(
     ("height", "width"), [(203, 399), (400, 207), (399, 400), (201, 201), (49, 99), (33, 65)]
 )
-def test_an_image_of_cache_size_is_that_of_pillow(height, width, orientation):
+def test_an_image_that_is_decoded_smaller_is_that_of_pillow(height, width, orientation):
     y, x = np.mgrid[:height, :width]
     # A slope has the same mean over any area: the average is known, and half a pixel's shift would show.
     pixels = np.stack([x * 250 / width, y * 250 / height, 0 * x + 99], axis=-1).astype(np.uint8)

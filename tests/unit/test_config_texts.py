@@ -20,7 +20,7 @@ from finetune.system.messages import WrongUsage
 WORDS = st.sampled_from(["photos", "1e5", "007", "no", "a,b:c", "Scene 2: beach", "it's", "ä 🌭"])
 NAMES = st.one_of(WORDS, st.sampled_from(["null", "true", "12:30"]))
 # with those that go together
-BESIDE = {"data.num_folds", "data.fold", "data.cache_size", "data.correct_test", "data.crop_share"}
+BESIDE = {"data.num_folds", "data.fold", "data.correct_test", "data.crop_share"}
 BESIDE |= {"trainer.devices"}  # where `007` is a number
 BESIDE |= {"data.val_fraction", "data.test_fraction", "members", "model.freeze"}
 

@@ -20,7 +20,6 @@ from finetune.data.drawn_splits import (
 )
 from finetune.data.faults import refuse_faults
 from finetune.data.listing import ScanOptions
-from finetune.data.samples import Samples
 from finetune.data.seen import fingerprint
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.file_names import composed
@@ -52,7 +51,11 @@ class ImageFolderData(ImageDataModule):
         if is_rank_zero():
             _log_notes(data)
         data = draw_splits(data, self.settings)
-        splits = {name: self._prepared(name, part) for name, part in data.splits.items()}
+        # weights are for training only: metrics count each image once
+        splits = {
+            name: part if name == "train" else replace(part, weights=None)
+            for name, part in data.splits.items()
+        }
         data = replace(data, splits=splits)
         if self.corrections is not None:
             # after the split, so that no image moves to another one
@@ -99,20 +102,7 @@ class ImageFolderData(ImageDataModule):
     def use_all_images(self, split: str) -> None:
         data = self.scanned
         if not data.has_splits and self.settings.fold is None:
-            images = self._prepared(split, joined([*data.splits.values()]))
-            self.scanned = replace(data, splits={split: images})
-
-    def _prepared(self, split: str, samples: Samples) -> Samples:
-        """Return samples with the size for decoding, and weights for training only.
-
-        Test images are decoded at their full size. All others are resized to `cache_size`. Metrics count each image
-        once.
-        """
-        return replace(
-            samples,
-            shorter_side=None if split == "test" else self.settings.cache_size,
-            weights=samples.weights if split == "train" else None,
-        )
+            self.scanned = replace(data, splits={split: joined([*data.splits.values()])})
 
 
 def _log_notes(data: DataSet) -> None:
