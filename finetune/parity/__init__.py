@@ -6,5 +6,5 @@ No fit uses them, except that `distributed/sync_batch_norm` belongs to fits too.
 - `pipeline`: pipeline parallelism, with one part of the network per process.
 - `tensor_parallel`: linear layers that are sharded over devices.
 - `branches`: a network with one device per branch.
-- `one_process` and `many_processes`: run the same job in every way.
+- `ways`: trains the same job in every way.
 """

@@ -9,8 +9,8 @@ from data_files import write_unpacked
 from paths import ROOT
 from processes import Process, run_script
 
-from finetune.commands.parity import compare
 from finetune.parity import data_parallel
+from finetune.parity.ways import Job, compare
 
 LINE = re.compile(r"epoch (\d+)  test accuracy (0\.\d{4}|1\.0000)  time (\d+\.\d) s")
 ROW = re.compile(r" *(\S+(?: \S+)*)  +(\w+) +(\d) +(\S+) +(\S+) +(\S+) *")
@@ -66,7 +66,7 @@ def test_every_way_of_parity_computes_what_one_device_does(tmp_path):
 
 def test_parity_prints_a_row_for_each_way_and_catches_gradients_that_are_not_added_up(tmp_path):
     done, rows = parity(tmp_path, "no_sum", "--steps", 2)
-    assert done.returncode == 1 and done.stderr.endswith(" by hand\n"), done.stderr
+    assert done.returncode == 1 and done.stderr.endswith(" by hand, branches\n"), done.stderr
     assert [name for name, *_ in rows] == WAYS  # the table comes first
     assert max(map(len, done.stdout.splitlines())) <= 120
 
@@ -74,5 +74,5 @@ def test_parity_prints_a_row_for_each_way_and_catches_gradients_that_are_not_add
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_parity_on_cuda_devices(tmp_path):
-    rows = compare(tmp_path, 2, 4, "float64")
-    assert all(row.difference is None or row.difference <= 1e-10 for row in rows)
+    rows = compare(Job(tmp_path, 2, 4, torch.float64, is_cuda=True))
+    assert all(row.difference <= 1e-10 for row in rows)
