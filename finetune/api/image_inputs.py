@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from PIL import Image
 
-from finetune.data.decode import DecodeError, decode, rgb_pixels, silence_pillow
+from finetune.data.decode import decode, decoding, rgb_pixels
 from finetune.data.prediction_paths import files_to_predict
 
 # A path (of an image, a folder, a glob, or a .txt file with paths), the bytes of an image file, or pixels.
@@ -58,14 +58,8 @@ def pixels(image: ImageInput, name: str) -> np.ndarray:
             image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2)
         )
     if isinstance(image, Image.Image):
-        silence_pillow()
-        try:
+        with decoding(name):  # PIL reads the file only now
             if not image.width * image.height:
                 raise ValueError("it has no pixels")
             return rgb_pixels(image)
-        # PIL reads the file only now, and may raise any exception, as in `decode`
-        except Exception as error:
-            raise DecodeError(
-                f"{name}: cannot be decoded: {' '.join(str(error).split())}"
-            ) from error
     return decode(image, name)

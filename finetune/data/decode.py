@@ -77,7 +77,30 @@ _PILLOW_FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # an entry 
 
 
 class DecodeError(ValueError):
-    """An image that cannot be decoded. The message is one line with the file and the reason."""
+    """An image that cannot be decoded. The message is one line with the file and the `reason`."""
+
+    reason = ""
+
+
+@contextlib.contextmanager
+def decoding(name: str) -> Iterator[None]:
+    """Convert any error about an image into a `DecodeError`; errors of object storage are no faults of a file.
+
+    Args:
+        name: Name of the image, for the message.
+    """
+    silence_pillow()
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as error:  # for damaged files Pillow raises nearly any, such as KeyError
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        cause = " ".join(cause.split()) or type(error).__name__
+        name = _BREAKS.sub(lambda match: ascii(match[0])[1:-1], name)
+        converted = DecodeError(f"{name}: cannot be decoded: {cause}")
+        converted.reason = cause
+        raise converted from error
 
 
 def decode(
@@ -112,33 +135,23 @@ def decode(
         StorageError: Object storage cannot be reached.
     """
     name = name or ("image" if isinstance(source, bytes) else os.fspath(source))
-    silence_pillow()
-    try:
-        with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
-            image = open_image(file, max_pixels)
-            if shorter_side is None or min(image.size) <= shorter_side:
-                return read_pixels(image, file)
-            return _decode_smaller(image, file, shorter_side)
-    except StorageError:  # not a fault of this file
-        raise
-    except Exception as error:  # for damaged files Pillow raises nearly any, such as KeyError
-        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        cause = " ".join(cause.split()) or type(error).__name__
-        name = _BREAKS.sub(lambda match: ascii(match[0])[1:-1], name)
-        raise DecodeError(f"{name}: cannot be decoded: {cause}") from error
+    with decoding(name), _opened_source(source) as file:
+        image = open_image(file, max_pixels)
+        if shorter_side is None or min(image.size) <= shorter_side:
+            return read_pixels(image, file)
+        return _decode_smaller(image, file, shorter_side)
+
+
+def _opened_source(source: str | os.PathLike[str] | bytes) -> BinaryIO:
+    return io.BytesIO(source) if isinstance(source, bytes) else open_file(source)
 
 
 def stored_size(path: str) -> tuple[int, int]:
     """Return height and width from the header of an image, before EXIF rotation; (0, 0) if it cannot be read."""
-    silence_pillow()
-    try:
-        with open_file(path) as file:
-            width, height = open_image(file).size
-    except StorageError:
-        raise
-    except Exception:  # any exception: see `decode`
-        return 0, 0
-    return height, width
+    with contextlib.suppress(DecodeError), decoding(path), open_file(path) as file:
+        width, height = open_image(file).size
+        return height, width
+    return 0, 0
 
 
 def _decode_smaller(image: ImageFile, file: BinaryIO, shorter_side: int) -> NDArray[np.uint8]:

@@ -5,6 +5,7 @@ Each file is decoded once, a JPEG at a reduced size. Only numbers and the copies
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import cv2
@@ -12,13 +13,11 @@ import numpy as np
 from PIL.ImageFile import ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from finetune.data.addresses import StorageError
-from finetune.data.decode import open_image, read_pixels, silence_pillow
+from finetune.data.decode import DecodeError, decode, decoding, open_image, read_pixels
 from finetune.data.file_facts import digest_of
 from finetune.data.image_files import file_stats, open_file
 from finetune.data.mirror import map_files
 from finetune.system.machine import num_cores
-from finetune.system.messages import reason
 
 # Shapes: N images.
 
@@ -92,7 +91,6 @@ def collect_facts(facts_of_images: Iterable[Facts], num: int) -> Facts:
 
 def inspect_images(paths: Sequence[str]) -> Iterator[Facts]:
     """Return an iterator of the properties of each image, in order. Images are decoded by several threads."""
-    silence_pillow()
     cv2.setNumThreads(0)  # images are already processed in parallel
     return map_files(inspect_image, paths, min(num_cores(), _MAX_THREADS))
 
@@ -101,27 +99,25 @@ def inspect_image(path: str) -> Facts:
     """Return the properties of one image."""
     facts = empty_facts(1)
     try:
-        with open_file(path) as file:
-            stats = file_stats([path])
-            facts.num_bytes = stats.sizes
-            facts.changed = stats.times[:, 0] / 1e9
-            open_image(file)  # refuses a file above the limits before it is read
-            file.seek(0)
-            content = file.read()
-        facts.digests = digest_of(content)
-        file = io.BytesIO(content)
-        image = open_image(file)
-        facts.kinds = image.format or ""
-        facts.modes = _mode(image)
-        size = (image.height, image.width)
-        facts.sizes = size
-        image.draft(None, (2 * SIDE, 2 * SIDE))  # only affects a JPEG
-        pixels = read_pixels(image, file)
-    except StorageError:
-        raise
-    except Exception as error:  # for damaged files Pillow raises nearly any exception
-        text = error.strerror if isinstance(error, OSError) else None
-        facts.errors = text or reason(error) or type(error).__name__
+        with decoding(path):
+            with open_file(path) as file:
+                stats = file_stats([path])
+                facts.num_bytes = stats.sizes
+                facts.changed = stats.times[:, 0] / 1e9
+                open_image(file)  # refuses a file above the limits before it is read
+                file.seek(0)
+                content = file.read()
+            facts.digests = digest_of(content)
+            file = io.BytesIO(content)
+            image = open_image(file)
+            facts.kinds = image.format or ""
+            facts.modes = _mode(image)
+            size = (image.height, image.width)
+            facts.sizes = size
+            image.draft(None, (2 * SIDE, 2 * SIDE))  # only affects a JPEG
+            pixels = read_pixels(image, file)
+    except DecodeError as error:
+        facts.errors = error.reason
         return facts
     height, width = pixels.shape[:2]
     # rotated by its EXIF orientation
@@ -137,22 +133,15 @@ def inspect_image(path: str) -> Facts:
 
 
 def small_copy(path: str, side: int) -> np.ndarray | None:
-    """Return an image (h, w, 3) for a thumbnail, a large JPEG reduced to at least `side` pixels; None if unreadable.
+    """Return an image (h, w, 3) for a thumbnail, a large one reduced to `side` pixels; None if unreadable.
 
     Args:
         path: The image.
-        side: Side of the thumbnail.
+        side: Its shorter side.
     """
-    silence_pillow()
-    try:
-        with open_file(path) as file:
-            image = open_image(file)
-            image.draft(None, (side, side))
-            return read_pixels(image, file)
-    except StorageError:
-        raise
-    except Exception:  # any exception: see `inspect_image`
-        return None
+    with suppress(DecodeError):
+        return decode(path, shorter_side=side)
+    return None
 
 
 def _mode(image: ImageFile) -> str:
