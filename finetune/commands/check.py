@@ -146,26 +146,14 @@ def label_network(
     if weights is None:
         return None
     sleep_at_once()
-    import torch  # takes seconds
-
-    from finetune.features.image_features import FeatureNetwork, Features
+    from finetune.features.image_features import FeatureNetwork, Features  # with torch, for seconds
     from finetune.models.weights import describe_weights
 
     if ckpt_path is None:
         preparation = describe_weights(weights, backbone).preparation
-
-    features = Features(backbone, weights, image_size)
-    try:
-        features(torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8))
-    except Exception as error:  # networks raise different errors if an image is too small
-        hint = "" if ckpt_path else ": another --image_size may do"
-        size = f"{image_size}x{image_size}"
-        raise WrongUsage(
-            f"{backbone} does not support images of {size} pixels ({reason(error)}){hint}"
-        ) from error
     return FeatureNetwork(
         f"{backbone} of {weights} at {image_size} pixels",
-        features,
+        Features(backbone, weights, image_size),
         {**preparation, "image_size": image_size},
     )
 

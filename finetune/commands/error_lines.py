@@ -12,7 +12,7 @@ import sys
 from finetune.settings.all_commands import COMMANDS
 from finetune.settings.fields import option_name, settings_of
 from finetune.system.killed_worker import is_killed_worker_error
-from finetune.system.messages import PACKAGE, WrongUsage, is_raised_for_user, shown
+from finetune.system.messages import PACKAGE, WrongUsage, install, is_raised_for_user, shown
 
 # The text of such an error includes its traceback.
 _WORKER_ERROR = r"Caught (\w+) in (DataLoader worker|pin memory thread)"
@@ -20,6 +20,14 @@ _REPORT = "This is a bug of finetune: open an issue with the lines above"
 _STEP = re.compile(r'^  File "(.+)", line \d+, in .+\n    (.+)$', re.MULTILINE)
 _LONGEST_REASON = 200  # characters; torch's message may list thousands of keys
 
+# The extras of this package that bring packages.
+_EXTRAS = {
+    **dict.fromkeys(("timm", "huggingface_hub"), "timm"),
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "export"),
+    **dict.fromkeys(("fastapi", "multipart", "prometheus_client", "starlette", "uvicorn"), "serve"),
+    "obstore": "storage",
+    "pyarrow": "parquet",
+}
 _MEMORY = re.compile("ArrayMemoryError|DefaultCPUAllocator")
 _GPU_MEMORY = re.compile(
     "CUDA error: out of memory|CUDA out of memory|ALLOC_FAILED|'out of memory'|to CUDA calloc"
@@ -84,7 +92,8 @@ def find_interruption(error: BaseException) -> BaseException:
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code of the program after an error: 2 for wrong usage, else 1."""
-    is_wrong_usage = type(error).__name__ == "MisconfigurationException"  # Lightning's class for it
+    # Lightning's class for it, or a package that the command needs
+    is_wrong_usage = type(error).__name__ == "MisconfigurationException" or bool(_missing(error))
     return getattr(error, "exit_code", 2 if is_wrong_usage else 1)
 
 
@@ -102,6 +111,8 @@ def one_line(error: BaseException, command: str = "fit") -> str | None:
     if isinstance(error, WrongUsage) and error.setting and command in COMMANDS:
         option = option_name(COMMANDS[command].settings, error.setting, command)
         return f"{option} {' '.join(error.text.split())}"
+    if missing := _missing(error):
+        return missing
     text = str(error)
     if line := _out_of_memory(error, text, command):
         return line
@@ -116,6 +127,13 @@ def bug_line(error: BaseException) -> str:
     *_, last = f"{type(error).__name__}: {error}".strip().splitlines()
     reason = shown(last[:_LONGEST_REASON])
     return f"finetune: internal error: {reason}. {_REPORT}"
+
+
+def _missing(error: BaseException) -> str:
+    """Return a line about a package of an extra that is not installed; "" for other errors."""
+    name = str(error.name) if isinstance(error, ModuleNotFoundError) else ""
+    extra = _EXTRAS.get(name.partition(".")[0])
+    return f"the package {name} is not installed: {install(extra)}" if extra else ""
 
 
 def _of_library(error: BaseException, text: str) -> str | None:

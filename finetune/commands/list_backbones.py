@@ -22,7 +22,7 @@ _MOST_COUNTED = 100
 
 def list_backbones(options: BackbonesSettings) -> None:
     """List networks."""
-    from finetune.models.backbones import LIBRARIES  # imports torch, for seconds
+    from finetune.models.backbones import LIBRARIES, is_local  # imports torch, for seconds
 
     networks = [network for library in LIBRARIES for network in library.listed()]
     num_timm = sum(is_timm(network.name) for network in networks)
@@ -48,15 +48,6 @@ def list_backbones(options: BackbonesSettings) -> None:
         print("no weights on this machine")
 
 
-def is_local(backbone: str) -> bool:
-    """Return whether the default weights of a network are in the cache of torch or of the Hugging Face hub."""
-    from finetune.models.backbones import library_of
-    from finetune.models.library import DEFAULT
-
-    published = library_of(backbone).published(backbone, DEFAULT)
-    return published is not None and published.file is not None
-
-
 def _is_match(name: str, pattern: str | None) -> bool:
     """Return whether a name matches a pattern or contains a text. The prefix `timm/` may be left away."""
     if pattern is None:
@@ -67,7 +58,7 @@ def _is_match(name: str, pattern: str | None) -> bool:
 
 
 def _print_table(networks: list["ListedNetwork"]) -> None:
-    from finetune.models.backbones import library_of
+    from finetune.models.backbones import is_local, library_of
 
     columns = [
         Column("network", overflow="fold"),

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from finetune.data.addresses import (
-    check_address,
-    check_is_writable,
     check_scheme,
     is_address,
     is_in_bucket,
+    parse_address,
 )
 from finetune.data.data_place import ARCHIVES, is_archive, is_copied
 from finetune.data.tables.table_file import SUFFIXES, is_table
@@ -129,7 +128,7 @@ def _checked(layers: Layers, setting: Setting, value: str) -> str:
     if takes_images:
         check_scheme(value)
     if is_address(value) and takes_images:
-        check_address(value)
+        parse_address(value)
     elif is_address(value) and setting.is_path:
         _check_run_address(command, name, value)
     if name == "trainer.default_root_dir" and not is_address(value):
@@ -149,10 +148,14 @@ def _check_run_address(command: str, name: str, address: str) -> None:
     Raises:
         WrongUsage: It cannot, or the address is invalid.
     """
-    check_is_writable(address, f"--{name}")
+    if not is_in_bucket(address):
+        raise WrongUsage(
+            f"{address}: the hub can only be read: use a local path, or an address in object storage",
+            name,
+        )
     is_read = name == "ckpt_path" and command in _READERS
     if is_read or (command == "fit" and name in ("trainer.default_root_dir", "resume")):
-        check_address(address)
+        parse_address(address)
         return
     hint = "only fit writes there: use" if name == "trainer.default_root_dir" else "it must be"
     raise WrongUsage(f"{address} is in object storage; {hint} a local path", name)
@@ -215,7 +218,7 @@ def _take_images(layers: Layers, rest: list[str]) -> dict[str, Any]:
     for path in rest:
         check_scheme(path)
         if is_address(path):
-            check_address(path)
+            parse_address(path)
             continue
         is_glob = glob.has_magic(path) and next(glob.iglob(path, recursive=True), None) is not None
         if not os.path.exists(path) and not is_glob:
@@ -280,7 +283,7 @@ def _check_images_there(command: str, place: str) -> None:
     check_scheme(place)
     if not is_address(place):
         return
-    check_address(place)
+    parse_address(place)
     if command == "review" and not is_copied(place):
         raise WrongUsage("finetune review needs a local folder or an archive, not a folder there")
     if is_table(place):
@@ -327,7 +330,7 @@ def _is_run_address(path: str) -> bool:
     # imported here, since most commands need no object storage
     from finetune.runs.sync import is_run_there
 
-    check_address(path)
+    parse_address(path)
     return is_run_there(path)
 
 

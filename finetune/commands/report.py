@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from finetune.data.addresses import check_address, is_address, is_in_bucket
+from finetune.data.addresses import is_address, is_in_bucket, parse_address
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
 from finetune.reports.comparison import write_comparison
@@ -50,7 +50,7 @@ def _local(run: str) -> Path:
     # imported here, since most runs need no object storage
     from finetune.runs.sync import pull_results
 
-    check_address(run)
+    parse_address(run)
     return pull_results(run)
 
 

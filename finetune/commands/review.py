@@ -21,7 +21,6 @@ from finetune.system.messages import (
     as_wrong_usage,
     be_quiet,
     counted,
-    install,
     shown,
 )
 
@@ -59,12 +58,11 @@ def review(options: ReviewSettings) -> None:
     check_target(output, "--out")
     output.parent.mkdir(parents=True, exist_ok=True)
     file = CorrectionsFile(output)
-    try:
-        from finetune.serving.http_server import address_of, listen, serve_until_stopped
-    except ImportError as error:
-        raise ValueError(f"finetune review needs {error.name}: {install('serve')}") from error
+    from finetune.serving.http_server import address_of, listen, serve_until_stopped
+
     with listen("127.0.0.1", options.port) as listener:
         from finetune.commands.check import label_network
+        from finetune.models.backbones import is_local
         from finetune.review.ranking_job import RankingJob
         from finetune.review.review_app import make_review_app
         from finetune.review.review_session import ReviewSession
@@ -77,7 +75,7 @@ def review(options: ReviewSettings) -> None:
         weights = options.weights
         if weights is None and place_of_run is not None:
             ckpt_path = checkpoint_of(place_of_run)[0]
-        elif weights is None and _is_cached(_BACKBONE):
+        elif weights is None and is_local(_BACKBONE):  # so that nothing is downloaded
             weights = "DEFAULT"
         with as_wrong_usage("--weights"):
             network = label_network(weights, _BACKBONE, _IMAGE_SIZE, ckpt_path)
@@ -182,12 +180,3 @@ def _mistakes(images: "DataSet", place: str) -> dict[int, tuple[str, float]]:
         mistakes = find_mistakes(predictions, tested, images.targets.labels, images.class_names)
     print(f"{counted(len(mistakes), 'mistake')} of {place} among these images", file=sys.stderr)
     return mistakes
-
-
-def _is_cached(backbone: str) -> bool:
-    """Return whether the published weights of a network are on this machine, so that nothing is downloaded."""
-    import torch
-    from torchvision import models
-
-    url: str = models.get_model_weights(backbone)["DEFAULT"].url
-    return Path(torch.hub.get_dir(), "checkpoints", url.rsplit("/", 1)[-1]).is_file()

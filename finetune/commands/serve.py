@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from finetune.settings.all_commands import ServeSettings
 from finetune.system.machine import num_cores
-from finetune.system.messages import WrongUsage, be_quiet, install
+from finetune.system.messages import WrongUsage, be_quiet
 from finetune.system.terminal import write_line
 
 if TYPE_CHECKING:
@@ -30,11 +30,9 @@ def serve(options: ServeSettings) -> None:
         raise WrongUsage(f"--token, or {TOKEN}, is empty: pass a word, or remove it")
     if token and (not token.isascii() or not token.isprintable() or " " in token):
         raise WrongUsage("--token: letters, digits and signs of ASCII, without spaces")
-    try:
-        from finetune.serving.guard import is_loopback
-        from finetune.serving.http_server import address_of, listen, serve_until_stopped
-    except ImportError as error:
-        raise ValueError(f"finetune serve needs {error.name}: {install('serve')}") from error
+    from finetune.serving.guard import is_loopback
+    from finetune.serving.http_server import address_of, listen, serve_until_stopped
+
     # Before the model is loaded, so that a used port is reported at once.
     with listen(options.host, options.port) as listener:
         be_quiet()

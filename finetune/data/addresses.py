@@ -4,19 +4,17 @@ Credentials and endpoints come from the environment only. So no address holds a 
 written to configs, logs and reports. This module imports nothing heavy.
 """
 
-import importlib.util
 import os
 import re
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from finetune.models.hub import HubAddress, check_hub_client, parse_hub_address
-from finetune.system.messages import WrongUsage, install
+from finetune.models.hub import HubAddress, parse_hub_address
+from finetune.system.messages import WrongUsage
 
 SCHEMES = ("s3", "gs", "az")  # S3 and compatible servers, Google Cloud Storage, Azure Blob Storage
 HUB = "hf"
 DATASETS = "hf://datasets/"  # other addresses there are models
-EXTRA = "storage"
 
 _ANY_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)")
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*")
@@ -152,34 +150,4 @@ def check_is_local(root: str | os.PathLike[str]) -> None:
         raise WrongUsage(
             f"{os.fspath(root)}: this data set is downloaded to a local folder; for your own images at an address "
             "add --data finetune.ImageFolderData"
-        )
-
-
-def check_address(path: str) -> None:
-    """Check an address before anything is imported or read.
-
-    Raises:
-        WrongUsage: It is invalid, or a package that reads it is not installed.
-    """
-    address = parse_address(path)
-    if address.scheme == HUB:
-        check_hub_client(str(address))
-    elif importlib.util.find_spec("obstore") is None:
-        raise WrongUsage(f"{address} needs the package obstore: {install(EXTRA)}")
-
-
-def check_is_writable(path: str, what: str) -> None:
-    """Check that an address is not one of those that can only be read.
-
-    Args:
-        path: The address.
-        what: What was to be written there, or the flag that takes no such address.
-
-    Raises:
-        WrongUsage: It is on the hub.
-    """
-    if is_address(path) and not is_in_bucket(path):
-        raise WrongUsage(
-            f"{what}: images at {_scheme(path)}://… can only be read: use a local path, or an address in object "
-            f"storage ({', '.join(f'{name}://' for name in SCHEMES)})"
         )

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from finetune.data.addresses import Address, StorageError, check_address, parse_address
+from finetune.data.addresses import Address, StorageError, parse_address
 from finetune.system.daemon_threads import start_in_thread
 from finetune.system.messages import shown
 
@@ -245,12 +245,11 @@ def _send(
         seconds: How long a failed request is repeated; `RETRY_SECONDS` by default.
 
     Raises:
-        WrongUsage: The address is invalid, or the package for object storage is not installed.
+        WrongUsage: The address is invalid.
         FileNotFoundError: There is no such object.
         StorageError: The storage cannot be reached or refuses access, or the object was replaced.
     """
     address = parse_address(path)
-    check_address(path)
     import obstore
 
     def ask() -> _Result:

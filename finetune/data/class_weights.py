@@ -1,7 +1,4 @@
-"""The value of `--class_weights`: `balanced`, or a weight for each class, from text or a file.
-
-This module imports nothing heavy: the option is checked before torch is imported.
-"""
+"""The value of `--class_weights`: `balanced`, or a weight for each class, from text or a file."""
 
 import math
 import os
@@ -9,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from finetune.settings.configs import load
 from finetune.system.file_names import composed
-from finetune.system.messages import NotFound, WrongUsage, did_you_mean, reason
+from finetune.system.messages import WrongUsage, did_you_mean
 
 BALANCED = "balanced"
 # A weight other than 0 is within these bounds, in which float32 computes losses without overflow.
@@ -36,7 +34,7 @@ def parse_class_weights(value: Mapping[str, Any] | str | None) -> dict[str, floa
     text = value.strip()
     if text.lower().endswith(".yaml"):
         path = Path(os.path.expanduser(text))
-        return _checked(_read(path).items(), f"class_weights {path}")
+        return _checked(load(path).items(), f"class_weights {path}")
     if ":" not in text:
         raise WrongUsage(f"class_weights cannot be {text!r}; it takes {_FORMS}")
     pairs = [part.partition(":") for part in text.split(",")]
@@ -81,23 +79,6 @@ def check_weighted(
     for split, numbers in counts.items():
         if not any(num and weight for num, weight in zip(numbers, in_order, strict=True)):
             raise WrongUsage(f"class_weights: all images of {split} are of classes with weight 0")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the mapping in a .yaml file. Names and numbers are texts, so that a class may be named 1 or yes."""
-    import yaml  # only if the option names a file: its import takes time
-
-    try:
-        content = yaml.load(path.read_text("utf-8-sig"), yaml.BaseLoader)
-    except FileNotFoundError as error:
-        raise NotFound(f"class_weights: {str(path)!r} does not exist") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise WrongUsage(f"class_weights: cannot read {path}: {reason(error)}") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise WrongUsage(f"class_weights: {path} is not valid YAML: {reason(error)}") from error
-    if not isinstance(content, dict):
-        raise WrongUsage(f"class_weights: {path} must be a mapping such as {{cat: 2, dog: 0.5}}")
-    return content
 
 
 def _checked(pairs: Iterable[tuple[str, Any]], source: str) -> dict[str, float]:

@@ -7,7 +7,7 @@ from finetune.data.addresses import is_dataset, is_in_bucket, parse_address, rep
 from finetune.data.archives import unpacked
 from finetune.data.data_place import is_archive
 from finetune.data.mirror import Mirror
-from finetune.models.hub import check_hub_client, hub_errors
+from finetune.models.hub import hub_errors
 
 
 def local_folder(place: str) -> str:
@@ -31,7 +31,6 @@ def local_folder(place: str) -> str:
 def _downloaded(place: str) -> str:
     """Return a folder of a dataset at the newest commit of its revision, in the cache of the hub's client."""
     address = parse_address(place)
-    check_hub_client(str(address))
     from huggingface_hub import snapshot_download
 
     repository, revision = repository_of(address)

@@ -58,7 +58,7 @@ class Mirror:
         is_kept: Whether the copies stay for later runs.
 
     Raises:
-        WrongUsage: The address is invalid, or the package for object storage is not installed.
+        WrongUsage: The address is invalid.
         FileNotFoundError: There is nothing at the address.
         StorageError: The storage cannot be reached, or the folder of copies cannot be written.
     """

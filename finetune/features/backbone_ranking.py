@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +37,7 @@ class Unusable(Exception):
     """A network cannot be ranked, for example because its weights cannot be downloaded. The message says why."""
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """The scores of a network.
 
     Attributes:

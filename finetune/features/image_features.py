@@ -13,7 +13,11 @@ from finetune.data.mirror import Ahead
 from finetune.data.samples import PathList, Samples
 from finetune.data.targets import ClassIndex
 from finetune.data.transforms import eval_transform
-from finetune.models.image_classifier import ImageClassifier, build_image_classifier
+from finetune.models.image_classifier import (
+    ImageClassifier,
+    build_image_classifier,
+    check_first_pass,
+)
 from finetune.models.stages import head_name
 from finetune.models.weights import load_pretrained
 from finetune.system.machine import num_cores
@@ -29,13 +33,18 @@ class Features(nn.Module):
     Args:
         backbone: Name of the network.
         weights: Its weights, as in `--model.weights`.
-        image_size: Side of the images in pixels, for networks with position embeddings.
+        image_size: Side of the images in pixels; None for that of the weights, which is not checked.
+
+    Raises:
+        ValueError: The network does not take images of this size, or there are no such weights.
     """
 
     def __init__(self, backbone: str, weights: str, image_size: int | None = None) -> None:
         super().__init__()
         model = build_image_classifier(backbone, 2, image_size)
         load_pretrained(model, weights, backbone, image_size)
+        if image_size is not None:
+            check_first_pass(model, backbone, image_size)
         network = model.network
         network.set_submodule(head_name(network), nn.Identity())
         fused = fuse_batch_norm(network.eval()).to(memory_format=torch.channels_last)

@@ -34,7 +34,7 @@ from finetune.runs.local_copies import shown_place
 from finetune.runs.predictions import AnswersWriter, PredictionWriter
 from finetune.settings.all_commands import COMMANDS
 from finetune.settings.configs import config_text
-from finetune.settings.fields import ClassSettings, find_setting, import_class
+from finetune.settings.fields import ClassSettings, class_paths, find_setting, import_class
 from finetune.settings.layers import Layer, Layers, replaced
 from finetune.settings.schema import (
     DATA_CLASSES,
@@ -43,7 +43,6 @@ from finetune.settings.schema import (
     PredictSettings,
 )
 from finetune.system.messages import WrongUsage, shown
-from finetune.training.checkpoint_settings import class_paths, model_settings, plain
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
 from finetune.training.precision import automatic_precision
@@ -85,7 +84,7 @@ def evaluate(layers: Layers) -> Run:
     settings = replaced(settings, values)
     seed_everything(settings.seed_everything, workers=True, verbose=False)
     data = open_data(settings.data)
-    model = Classifier(**model_settings(checkpoint), compile=settings.model.compile)
+    model = Classifier(**checkpoint["hyper_parameters"], compile=settings.model.compile)
     put_exported(model.image_classifier, checkpoint)
     data.read()
     run = Run(root, command)
@@ -132,7 +131,7 @@ def _with_checkpoint(
     Raises:
         WrongUsage: A flag, not a config, contradicts the checkpoint.
     """
-    of_model = model_settings(checkpoint)
+    of_model = checkpoint["hyper_parameters"]
     of_data = checkpoint["datamodule_hyper_parameters"]
     decided = {f"model.{name}": value for name, value in of_model.items()}
     decided |= {f"data.{name}": of_data[name] for name in PREPARATION if name in of_data}
@@ -163,8 +162,8 @@ def _data_settings(checkpoint: Mapping[str, Any], layers: Layers) -> dict[str, A
     Raises:
         ValueError: The checkpoint names another module, which is not trusted.
     """
-    settings = plain(checkpoint["datamodule_hyper_parameters"], "datamodule_hyper_parameters")
     typed = layers.typed
+    settings = checkpoint["datamodule_hyper_parameters"]
     settings = for_other_place(settings, typed.get("data.table") or typed.get("data.root"))
     # Images to predict lie otherwise than those of the run, so the user says how they are grouped.
     unused = (*_OF_THE_MACHINE, "group_by") if layers.command == "predict" else _OF_THE_MACHINE

@@ -42,7 +42,6 @@ from finetune.settings.fields import ClassSettings
 from finetune.settings.layers import Layer, Layers
 from finetune.system.files import replacing
 from finetune.training.calibration import Calibration, read_calibration
-from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.measure import (
     Measured,
@@ -366,7 +365,7 @@ def join_members(
     unfitted = Calibration.unfitted(data.label_kind, len(data.class_names))
     networks = [network_of(one) for one in checkpoints]
     joined = join_checkpoints(checkpoints, networks, unfitted, data.fingerprint)
-    model = Classifier(**model_settings(joined))
+    model = Classifier(**joined["hyper_parameters"])
     model.load_state_dict(joined["state_dict"])
     if plan.settings.threshold is not None:
         model.aim = model.task.parse_aim(plan.settings.threshold)

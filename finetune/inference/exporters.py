@@ -10,7 +10,7 @@ import torch
 
 from finetune.inference.end_to_end import EndToEnd
 from finetune.runs.exported_files import KEY
-from finetune.system.messages import WrongUsage, install, only_errors
+from finetune.system.messages import WrongUsage, only_errors
 
 OPSET = 20  # ONNX operator set, the one that torch's exporter supports best
 
@@ -23,15 +23,10 @@ def write_onnx(module: EndToEnd, image_size: int, description: str, path: Path) 
         image_size: Side of the input images in pixels.
         description: JSON that goes into the metadata of the file.
         path: The file.
-
-    Raises:
-        ValueError: onnx or onnxscript is missing.
     """
-    try:
-        import onnx
-        import onnxscript  # noqa: F401 - torch's exporter needs it, and its own error has many lines
-    except ImportError as error:
-        raise ValueError(f"{error}: {install('export')}") from error
+    import onnx
+    import onnxscript  # noqa: F401 - torch's exporter needs it, and its own error has many lines
+
     with quiet():
         program = torch.onnx.export(
             module,

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from finetune.models.image_classifier import ImageClassifier
 from finetune.runs.exported_files import ExportedCheckpoint
-from finetune.system.messages import install
 
 
 class ExportedNetwork(nn.Module):
@@ -59,10 +58,8 @@ def forbid_telemetry() -> None:
 def open_session(path: str) -> Any:
     """Return an onnxruntime session of a file, with as many threads as torch uses."""
     forbid_telemetry()
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ValueError(f"an .onnx file needs onnxruntime: {install('export')}") from error
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors

@@ -18,7 +18,6 @@ from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.settings.schema import LabelKind
 from finetune.system.messages import WrongUsage
 from finetune.training.calibration import read_calibration
-from finetune.training.checkpoint_settings import model_settings
 from finetune.training.finite import check_finite_rows
 from finetune.training.precision import automatic_precision
 
@@ -79,7 +78,7 @@ class Predictor:
         self._transforms: dict[int, A.Compose] = {}
         self.device = torch.device(device)
         self.precision = _resolved_precision(precision, self.device, checkpoint)
-        settings = model_settings(checkpoint)
+        settings = checkpoint["hyper_parameters"]
         self.class_names: list[str] = settings["class_names"]
         self.backbone: str = settings["backbone"]
         self.num_members: int = settings.get("members", 1)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from finetune.models import timm_networks, torchvision_networks
-from finetune.models.library import Library
+from finetune.models.library import DEFAULT, Library
 from finetune.models.network_names import is_timm
 from finetune.models.stages import head, head_name
 from finetune.models.torchvision_networks import SMALL_NETWORKS
@@ -20,6 +20,12 @@ LIBRARIES: tuple[Library, ...] = (torchvision_networks, timm_networks)
 def library_of(backbone: str) -> Library:
     """Return the library that has a network."""
     return timm_networks if is_timm(backbone) else torchvision_networks
+
+
+def is_local(backbone: str) -> bool:
+    """Return whether the default weights of a network are in the cache of torch or of the Hugging Face hub."""
+    published = library_of(backbone).published(backbone, DEFAULT)
+    return published is not None and published.file is not None
 
 
 def build(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:

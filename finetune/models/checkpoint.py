@@ -106,7 +106,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _are_class_names(value: Any) -> bool:
-    if type(value) not in (list, tuple) or len(value) > _MAX_CLASSES:
+    if type(value) is not list or len(value) > _MAX_CLASSES:
         return False
     return all(type(name) is str for name in value) and not fault_of_names(value)
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from finetune.system.messages import WrongUsage, install, reason, shown
+from finetune.system.messages import WrongUsage, reason, shown
 
 SCHEME = "hf://"
 # the files of a model in timm's layout
@@ -25,6 +25,13 @@ _UNSUPPORTED_NAME = re.compile(r"[^/]{97,}|--|\.\.|[.-](?:/|$)|\.git$")
 _LOGIN = "hf auth login, or HF_TOKEN"
 _SHOWN_COMMIT = 12  # characters of its hash
 _LONGEST = 200  # characters of an answer of the server
+# What errors of the client mean, by their names.
+_REFUSALS = {
+    "GatedRepoError": f"its owner grants access: request it on its page, then log in ({_LOGIN})",
+    "RevisionNotFoundError": "there is no such revision",
+    "RemoteEntryNotFoundError": "there is no such file, and weights in other formats are not loaded",
+    "RepositoryNotFoundError": f"there is no such repository, or the token may not read it ({_LOGIN})",
+}
 
 
 class HubAddress(NamedTuple):
@@ -68,21 +75,6 @@ def parse_hub_address(path: str) -> HubAddress:
     return HubAddress(match["repository"], revision)
 
 
-def check_hub_client(what: str) -> None:
-    """Check that the hub's client is installed.
-
-    Args:
-        what: What needs it, for the message: an address or a command.
-
-    Raises:
-        WrongUsage: It is not.
-    """
-    try:
-        import huggingface_hub  # noqa: F401
-    except ImportError as error:
-        raise WrongUsage(f"{what} needs the package huggingface_hub: {install('timm')}") from error
-
-
 @cache
 def download_model(path: str) -> Path:
     """Download the config and the weights of one commit to the cache of the hub's client. Cached for this process.
@@ -91,7 +83,7 @@ def download_model(path: str) -> Path:
         The folder with both files, named like the commit.
 
     Raises:
-        WrongUsage: The address is invalid, or the hub's client is not installed.
+        WrongUsage: The address is invalid.
         OSError: The files cannot be downloaded.
     """
     folder = _download(parse_hub_address(path), CONFIG_FILE).parent
@@ -106,7 +98,6 @@ def download_weights(path: str) -> Path:
 
 def cached_model(path: str) -> Path | None:
     """Return the folder of a cached model; None if it is not cached. Makes no request."""
-    check_hub_client(path)
     from huggingface_hub import try_to_load_from_cache
 
     repository, revision = parse_hub_address(path)
@@ -120,7 +111,6 @@ def name_with_commit(path: str, folder: Path) -> str:
 
 
 def _download(address: HubAddress, name: str) -> Path:
-    check_hub_client(SCHEME + address.repository)
     from huggingface_hub import hf_hub_download
 
     with hub_errors(f"cannot download {name} of {SCHEME}{address.repository}"):
@@ -163,40 +153,19 @@ def _reason(error: BaseException) -> str:
     """Return why a request failed, and what to do. Headers of the request, which have the token, are not part of it."""
     from huggingface_hub import constants, errors
 
-    if isinstance(error, errors.HfHubHTTPError):
-        return _refusal(error)
+    cause = error.__cause__
+    answer = error if isinstance(error, errors.HfHubHTTPError) else cause
+    if isinstance(answer, errors.HfHubHTTPError):
+        named = (
+            text for kind, text in _REFUSALS.items() if isinstance(answer, getattr(errors, kind))
+        )
+        message = shown(" ".join((answer.server_message or "try again later").split()))
+        status = f"{constants.ENDPOINT} answered with status {answer.response.status_code}"
+        return next(named, f"{status}: {message[:_LONGEST]} ({_LOGIN})")
     if isinstance(error, errors.OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE forbids requests, and it is not in the cache"
-    # an error of the client around that of the request
-    cause = error.__cause__
-    if isinstance(cause, errors.HfHubHTTPError):
-        return _refusal(cause)
     if isinstance(error, errors.LocalEntryNotFoundError):
         return f"{constants.ENDPOINT} cannot be reached, and it is not in the cache"
-    if isinstance(cause, errors.HTTPError):
-        return _reason(cause)
-    message = shown(reason(error)) or type(error).__name__
+    of_request = cause if isinstance(cause, errors.HTTPError) else error
+    message = shown(reason(of_request)) or type(of_request).__name__
     return f"the connection to {constants.ENDPOINT} failed ({message})"
-
-
-def _refusal(error: Any) -> str:
-    """Return why the server has refused a request, for an error of the client with its response."""
-    from huggingface_hub import constants, errors
-
-    status = error.response.status_code
-    if isinstance(error, errors.GatedRepoError):
-        return f"its owner grants access: request it on its page, then log in ({_LOGIN})"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return "there is no such revision"
-    if isinstance(error, errors.RemoteEntryNotFoundError):
-        return "there is no such file, and weights in other formats are not loaded"
-    if status == 401 and isinstance(error, errors.RepositoryNotFoundError):
-        return f"there is no such repository, or it is private and no valid token is set ({_LOGIN})"
-    if status == 401:
-        return f"the token is not valid ({_LOGIN})"
-    if status == 403:
-        return f"the token does not allow it ({_LOGIN})"
-    if status == 404:
-        return f"there is no such repository, or the token cannot read it ({_LOGIN})"
-    message = " ".join((error.server_message or "try again later").split())
-    return f"{constants.ENDPOINT} answered with status {status}: {shown(message)[:_LONGEST]}"

@@ -139,7 +139,7 @@ def check_first_pass(
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
             f"{backbone} does not support images of {image_size}x{image_size} pixels: {reason}; "
-            f"its weights are for --data.image_size {library_of(backbone).describe(backbone).image_size}"
+            f"its weights are for --size {library_of(backbone).describe(backbone).image_size}"
         ) from error
     finally:
         for handle in handles:

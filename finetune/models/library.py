@@ -100,9 +100,6 @@ class Library(Protocol):
     def published(self, backbone: str, weights: str) -> Published | None:
         """Return published weights; None if a name means none."""
 
-    def names_of_published(self, backbone: str) -> str:
-        """Return which weights are published, for an error message."""
-
     def read_published(self, backbone: str, weights: str, image_size: int | None) -> Pretrained:
         """Read published weights, and download them if necessary.
 

@@ -74,34 +74,6 @@ def stages(network: nn.Module) -> dict[str, nn.Module]:
     return dict(sorted(parts.items(), key=lambda part: min(layers_in(part[1], part[0]))))
 
 
-def depths(network: nn.Module) -> dict[str, int]:
-    """Return the distance of each stage from the head, by name. The last stage has depth 1; the stem has the largest.
-
-    A stage that only consists of a norm has the depth of the stage before it. In a network of timm, all stages in one
-    layer of its `group_matcher` have the same depth, and those in the layer of the head have depth 0.
-    """
-    parts = stages(network)
-    layers = _layers(network)
-    result = {}
-    depth = 0
-    if layers is not None:
-        last = layers[f"{head_name(network)}.weight"]
-        for name, stage in parts.items():
-            distance = last - min(
-                layers[f"{name}.{inner}"] for inner, _ in stage.named_parameters()
-            )
-            if distance != 0 or not _is_norm(stage):
-                depth = distance
-            result[name] = depth
-        return result
-    for name in reversed(parts):
-        # A norm has the depth of the stage before it, which is the next one in this loop.
-        result[name] = depth + 1
-        if not _is_norm(parts[name]):
-            depth += 1
-    return {name: result[name] for name in parts}
-
-
 def _layers(network: nn.Module) -> dict[str, int] | None:
     """Return the layer number of each parameter by name, as timm counts; None for a network without layer groups."""
     groups = _groups(network)
@@ -119,10 +91,6 @@ def _groups(network: nn.Module) -> Any:
         return matcher and matcher(coarse=True)
     except AssertionError:  # timm raises this for networks without layer groups
         return None
-
-
-def _is_norm(stage: nn.Module) -> bool:
-    return all(parameter.ndim <= 1 for parameter in stage.parameters())
 
 
 def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
@@ -148,10 +116,8 @@ def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
         if last == "backbone" or name == last or name.startswith(last + ".")
     ]
     if not named:
-        earlier = [name for name, depth in depths(network).items() if depth > 1]
-        hint = f": --model.freeze {earlier[-1]} freezes all but the last" if earlier else ""
         raise WrongUsage(
-            f"there is no stage {last!r} to freeze; the stages are {', '.join(parts)}, and backbone is all{hint}"
+            f"there is no stage {last!r} to freeze; the stages are {', '.join(parts)}, and backbone is all"
         )
     num_frozen = named[-1] + 1
     for parameters in list(stage_parameters(network).values())[:num_frozen]:

@@ -25,13 +25,13 @@ from finetune.models.library import (
 from finetune.models.network_names import PREFIX
 from finetune.models.stages import head, head_name
 from finetune.models.weight_files import check_single_network, read_file
-from finetune.system.messages import WrongUsage, did_you_mean, install, reason
+from finetune.system.messages import WrongUsage, did_you_mean, reason
 
 # Names of timm's files of weights, in folders and on the hub, the preferred one first.
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _MAX_CONFIG = 50_000_000  # bytes; that of ImageNet-21k's names has 3 MB
 # Arguments with which the network of a folder may have been built, next to those of timm's own network.
-_ALLOWED_ARGS = {"num_classes", "img_size"}
+_ALLOWED_ARGS = {"num_classes", "img_size", "in_chans"}
 _MOST_CHARACTERS = 200  # of a library's error message
 _MISSING = re.compile(r"Missing keys \((.+?)\)")
 
@@ -74,12 +74,10 @@ def timm_name(backbone: str) -> str:
     untrusted checkpoint.
 
     Raises:
-        WrongUsage: timm is not installed, or it has no such network or weights.
+        WrongUsage: timm has no such network or weights.
     """
-    try:
-        import timm
-    except ImportError as error:
-        raise WrongUsage(f"{backbone} needs timm: {install('timm')}") from error
+    import timm
+
     name = backbone.removeprefix(PREFIX)
     architecture, dot, tag = name.partition(".")
     # To list all networks takes 5 ms, and a fit asks some twenty times.
@@ -136,31 +134,11 @@ def _config_of(backbone: str, folder: str) -> _Config:
         hint = f": pass --model.backbone {PREFIX}{config.architecture}"
         raise WrongUsage(f"{path} is of {config.architecture}, not of {expected}{hint}")
     args = config.model_args or {}
-    own: dict[str, Any] = {"in_chans": 3}
-    if "global_pool" in args:
-        own["global_pool"] = _pool(backbone) or args["global_pool"]
-    others = {
-        key: value
-        for key, value in args.items()
-        if key not in _ALLOWED_ARGS and (key not in own or value != own[key])
-    }
-    if others:
+    if others := {key: value for key, value in args.items() if key not in _ALLOWED_ARGS}:
         raise WrongUsage(
             f"{path} is of a {expected} with other arguments ({others}): only timm's own networks are supported"
         )
     return config
-
-
-def _pool(backbone: str) -> str | None:
-    """Return the global pooling of a network; None if the network does not state it."""
-    with torch.device("meta"):
-        network = create(backbone, 2)
-    for module in (network, getattr(network, "head", None)):
-        pool: Any = getattr(module, "global_pool", None)
-        pool = getattr(pool, "pool_type", pool)
-        if isinstance(pool, str):
-            return pool
-    return None
 
 
 def backbone_of(folder: str) -> str:
@@ -224,17 +202,10 @@ def create(
 def build(backbone: str, num_classes: int, image_size: int | None) -> nn.Module:
     network = create(backbone, num_classes, image_size, pretrained=False)
     name = pretrained_cfg(backbone).classifier
-    if not isinstance(name, str):
-        what = f"it has {len(name)} heads ({', '.join(name)})" if name else "it has no head"
-        raise WrongUsage(f"{backbone} is not supported: {what}, not one")
-    classifier = network.get_submodule(name)
-    if not isinstance(classifier, nn.Linear):
+    is_linear = isinstance(name, str) and isinstance(network.get_submodule(name), nn.Linear)
+    if not is_linear or name != head_name(network):
         raise WrongUsage(
-            f"{backbone} is not supported: it ends in a {type(classifier).__name__}, not in a linear head"
-        )
-    if name != head_name(network):
-        raise WrongUsage(
-            f"{backbone} is not supported: its head {name} is not the last of its linear layers"
+            f"{backbone} is not supported: it does not end in one linear head, but in {name or 'none'}"
         )
     # A shared weight would belong to several stages.
     if len([*network.named_parameters(remove_duplicate=False)]) != len([*network.parameters()]):
@@ -251,11 +222,6 @@ def published(backbone: str, weights: str) -> Published | None:
     files = [try_to_load_from_cache(hub_id, name) for name in WEIGHT_FILES] if hub_id else []
     file = next((Path(file) for file in files if isinstance(file, str)), None)
     return Published(file, "" if constants.HF_HUB_OFFLINE else constants.ENDPOINT)
-
-
-def names_of_published(backbone: str) -> str:
-    other = f"select other weights of timm in the backbone, as {backbone.partition('.')[0]}.TAG"
-    return f"valid are: {DEFAULT}, a file, a folder, and null; {other}"
 
 
 def read_published(backbone: str, weights: str, image_size: int | None) -> Pretrained:

@@ -153,13 +153,6 @@ def published(backbone: str, weights: str) -> Published | None:
     return Published(file if file.is_file() else None, f"{parts.scheme}://{parts.netloc}")
 
 
-def names_of_published(backbone: str) -> str:
-    names = ", ".join(name for name in _published(backbone) if "." not in name)
-    if names:
-        return f"valid are: {names}, a file, and null"
-    return "none are published: pass a file, or --model.weights null"
-
-
 def _published(backbone: str) -> dict[str, Any]:
     """Return the weights that torchvision publishes for a network, by each of their names."""
     if backbone in SMALL_NETWORKS:

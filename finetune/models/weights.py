@@ -99,8 +99,9 @@ def find_weights(weights: str, backbone: str) -> Source:
         return Source(weights, path)
     if path.suffix.lower() in _SUFFIXES or len(path.parts) > 1:
         raise NotFound(f"there is no weights file or folder {weights}")
-    hint = library.names_of_published(backbone)
-    raise WrongUsage(f"{weights!r} is neither a file nor weights of {backbone}; {hint}")
+    raise WrongUsage(
+        f"{weights!r} is neither a file nor weights of {backbone}: pass {DEFAULT}, a file, or null for none"
+    )
 
 
 def _in_folder(weights: str, folder: str, backbone: str) -> Source:

@@ -20,7 +20,6 @@ from torch import Tensor
 from finetune.data.transforms import PREPARATION
 from finetune.models.weight_files import EXPORTED as KEY
 from finetune.runs.licence import licence
-from finetune.system.messages import install
 
 READABLE = (".onnx", ".safetensors")
 _MODEL = (
@@ -174,12 +173,7 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
 
 
 def _onnx(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
-    try:
-        import onnx
-    except ImportError as error:
-        raise ValueError(
-            f"reading an .onnx file needs onnx and onnxruntime: {install('export')}"
-        ) from error
+    import onnx
     from google.protobuf.message import DecodeError
 
     try:

@@ -55,7 +55,7 @@ def load(path: Path) -> dict[str, Any]:
         raise WrongUsage(
             f"the config {path} is not UTF-8: byte {error.start} is not readable"
         ) from error
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)

@@ -1,8 +1,8 @@
-"""The help pages: the short page of a command, the page with all its options, and the rows of docs/reference.md."""
+"""The help pages: the short page of a command, and the page with all its options."""
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from finetune.settings.all_commands import COMMANDS
@@ -12,14 +12,14 @@ _WIDTH = 80  # columns of a short page
 _TEXT = 29  # column of the text of an option
 _WIDE = 112  # columns of a page with all options
 _INDENT = " " * 6
-_GROUPS = {
+GROUPS = {
     "": "the run",
     "data": "data",
     "model": "network and training",
     "trainer": "devices, length and output",
 }
 # Their settings are those of the checkpoint, if nobody sets them.
-_OF_CHECKPOINT = ("validate", "test", "predict")
+OF_CHECKPOINT = ("validate", "test", "predict")
 _SENTENCE = re.compile(r"(?<=\w)\. (?=[A-Z`-])")
 
 
@@ -58,7 +58,7 @@ def _short_lines(flag: str, command: str, setting: Setting) -> list[str]:
 def all_options_page(command: str) -> str:
     """Return the help of a command with all its options."""
     kind = COMMANDS[command].settings
-    if not _has_groups(command):
+    if not has_groups(command):
         return help_page(command)
     lines = [
         f"usage: finetune {command} {kind.page.usage}",
@@ -66,9 +66,9 @@ def all_options_page(command: str) -> str:
         f"All options of finetune {command}. The common ones with examples: finetune {command} --help",
     ]
     words = words_of(kind)
-    for group, title in _GROUPS.items():
+    for group, title in GROUPS.items():
         lines += ["", f"{title}:"]
-        if group in ("data", "model") and command in _OF_CHECKPOINT:
+        if group in ("data", "model") and command in OF_CHECKPOINT:
             lines.append("  By default, these settings are those of the checkpoint.")
         for setting in group_of(command, group):
             lines.append(f"  {names_of(setting, words)} {setting.placeholder}".rstrip())
@@ -85,39 +85,7 @@ def all_options_page(command: str) -> str:
     return "\n".join(lines)
 
 
-def reference() -> Iterator[str]:
-    """Yield the lines of docs/reference.md: a table for each group of `fit`, and for each other command."""
-    for command in ("fit", *_OF_CHECKPOINT, *sorted(COMMANDS.keys() - {"fit", *_OF_CHECKPOINT})):
-        settings = [*settings_of(COMMANDS[command].settings).values()]
-        of_fit = settings_of(COMMANDS["fit"].settings)
-        yield f"## finetune {command}\n"
-        if command == "fit":
-            for group in ("model", "data", "trainer", ""):
-                yield f"### {_GROUPS[group][0].upper()}{_GROUPS[group][1:]}\n"
-                yield from _table(command, group_of(command, group))
-            continue
-        own = (
-            [one for one in settings if one.name not in of_fit]
-            if _has_groups(command)
-            else settings
-        )
-        yield from _table(command, own)
-
-
-def _table(command: str, settings: list[Setting]) -> Iterator[str]:
-    words = words_of(COMMANDS[command].settings)
-    yield "| option | default | meaning |"
-    yield "| --- | --- | --- |"
-    for setting in settings:
-        names = ", ".join(f"`{name}`" for name in names_of(setting, words).split(", "))
-        default = shown_default(command, setting)
-        cell = f"`{default}`" if default and not isinstance(setting.default, bool) else default
-        cells = (names, cell, setting.help)
-        yield "| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |"
-    yield ""
-
-
-def _has_groups(command: str) -> bool:
+def has_groups(command: str) -> bool:
     return "data.root" in settings_of(COMMANDS[command].settings)
 
 
@@ -142,7 +110,7 @@ def shown_default(command: str, setting: Setting) -> str:
     default: Any = setting.default
     if isinstance(default, ClassSettings):
         default = default.class_path.rpartition(".")[2]
-    is_decided = setting.name.startswith(("data.", "model.")) and command in _OF_CHECKPOINT
+    is_decided = setting.name.startswith(("data.", "model.")) and command in OF_CHECKPOINT
     if default is False or is_decided or not isinstance(default, bool | str | int | float):
         return ""
     return str(default).lower() if isinstance(default, bool) else str(default)

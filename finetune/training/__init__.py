@@ -32,7 +32,6 @@ Checks, output and checkpoints:
 - `overview`: the first log lines of a fit, with warnings about the data.
 - `progress_bar`: the progress bar and the line of each epoch.
 - `augmented_sheet`: an image of augmented training images.
-- `checkpoint_settings`: the arguments of a classifier from a checkpoint.
 
 A new loss is a function in `loss`, chosen in `task`. A new weight average, schedule or search for a learning rate is a
 module here. Callbacks go with their topic.

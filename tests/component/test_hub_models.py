@@ -136,7 +136,7 @@ class Case(NamedTuple):
 @pytest.mark.parametrize(
     "case",
     [
-        Case("the token is not valid", token="hf_wrong"),
+        Case("status 401", token="hf_wrong"),
         Case("its owner grants access", is_gated=True),
         Case("answered with status 503", fault=lambda *_: "unavailable"),
         Case("the connection to", fault=lambda _, path: "cut" * path.endswith(".safetensors")),

@@ -3,7 +3,6 @@
 import copy
 import io
 import math
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from finetune import Classifier
 from finetune.cli import run as run_command
 from finetune.data.datamodule import ImageDataModule
 from finetune.models import checkpoint as sections
-from finetune.models.checkpoint import check_checkpoint, is_plain
+from finetune.models.checkpoint import check_checkpoint
 from finetune.runs import run_lock
-from finetune.settings.fields import settings_of
+from finetune.settings.fields import class_paths, settings_of
 from finetune.settings.schema import DATA_CLASSES, DataSettings, ModelSettings
-from finetune.training.checkpoint_settings import class_paths, plain
 
 MODEL = "hyper_parameters"
 DATA = "datamodule_hyper_parameters"
@@ -206,19 +204,6 @@ def test_images_of_a_checkpoint_are_never_resized_beyond_all_bounds(written):
     assert "crop_share" in refusal(with_value(known, (DATA, "crop_share"), 0.1))
 
 
-@given(value=ANYTHING)
-def test_plain_settings_are_copied_and_others_are_named(value):
-    if not isinstance(value, dict) or not is_plain(value):
-        with pytest.raises(ValueError, match="its data (hold|are)"):
-            plain(value, "data")
-        return
-    copied = plain(value, "data")
-    assert is_plain(copied) and copied is not value
-    # which may bring code of its own
-    with pytest.raises(ValueError, match="OrderedDict"):
-        plain(OrderedDict(value), "data")
-
-
 NAMED = {"class_path": "somebody.Thing"}
 
 
@@ -228,10 +213,6 @@ NAMED = {"class_path": "somebody.Thing"}
         (NAMED, ["somebody.Thing"]),
         ([1, {"deep": [NAMED, {"class_path": ["no text"]}]}], ["somebody.Thing", ["no text"]]),
         ({"class_path": "Outer", "init_args": {"x": [NAMED]}}, ["Outer", "somebody.Thing"]),
-        ('{"class_path": "somebody.Thing"}', ["somebody.Thing"]),  # which a parser would read
-        (["- class_path: somebody.Thing"], ["somebody.Thing"]),
-        # Of which PyYAML says ValueError, AttributeError, KeyError and IndexError.
-        ({"class_names": ["4006-38-13", "0x_", "!!timestamp x", "!!bool x", '!!int ""']}, []),
         ({"freeze": "layer2", "note": "class_path", "broken": "{", "num": 3, "none": None}, []),
     ],
 )

@@ -151,23 +151,6 @@ def test_freeze_takes_parameters_outside_any_stage_with_the_one_next_to_them():
     assert trainable(network) == {"head.proj.weight", "head.proj.bias"}
 
 
-@pytest.mark.parametrize(
-    ("backbone", "last"),
-    [
-        ("resnet18", "layer3"),
-        ("timm/tf_efficientnet_lite0", "blocks.5"),
-        ("timm/vit_small_patch16_224", "blocks.10"),
-    ],
-)
-def test_another_name_to_freeze_is_answered_with_one_that_leaves_the_last_stage(backbone, last):
-    network = skeleton(backbone)
-    with pytest.raises(WrongUsage, match=f"--model.freeze {last} "):
-        freeze(network, "layer9")
-    freeze(network, last)
-    in_head = head_name(network).partition(".")[0]
-    assert {name.partition(".")[0] for name in trainable(network)} > {in_head}
-
-
 # the modules whose outputs are pooled, before the head's own input
 POOLED = {
     "narrow": ["layer2", "layer3"],
