@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
+from finetune.inference.predictor import device_named
 from finetune.parity.data_parallel import Epoch, train
 from finetune.reports.charts import curves
 from finetune.settings.all_commands import ByHandSettings
 from finetune.system.files import check_target, replace_text
 from finetune.system.html_page import render
-from finetune.system.messages import WrongUsage
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -20,7 +20,7 @@ def by_hand(options: ByHandSettings) -> None:
 
     Prints test accuracy and time of training after each epoch, and draws the accuracy curve.
     """
-    replicas = parse_devices(options.devices)
+    replicas = [device_named(name.strip()) for name in options.devices.split(",")]
     check_target(options.output, "--out")
     done: list[Epoch] = []
     for epoch in train(
@@ -39,27 +39,6 @@ def by_hand(options: ByHandSettings) -> None:
         )
         _write_curve(done, options)
     print(f"accuracy curve in {options.output}")
-
-
-def parse_devices(names: str) -> list[torch.device]:
-    """Return the devices in a list separated by commas. A device may occur more than once.
-
-    Raises:
-        WrongUsage: A device does not exist on this machine.
-    """
-    available = {"cpu": torch.device("cpu")}
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is not None:
-        available[accelerator.type] = torch.device(accelerator.type, 0)
-        for i in range(torch.accelerator.device_count()):
-            available[f"{accelerator.type}:{i}"] = torch.device(accelerator.type, i)
-    devices = [name.strip() for name in names.split(",")]
-    for name in devices:
-        if name not in available:
-            raise WrongUsage(
-                f"--devices {names}: there is no device {name!r} on this machine; valid are: {', '.join(available)}"
-            )
-    return [available[name] for name in devices]
 
 
 def _write_curve(epochs: Sequence[Epoch], options: ByHandSettings) -> None:

@@ -26,6 +26,7 @@ from finetune.fitting.build import (
     stopped_at_once,
     takes,
 )
+from finetune.fitting.resume import check_trusted
 from finetune.inference.onnx_network import put_exported
 from finetune.inference.tta import AverageFlip
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -34,7 +35,7 @@ from finetune.runs.local_copies import shown_place
 from finetune.runs.predictions import AnswersWriter, PredictionWriter
 from finetune.settings.all_commands import COMMANDS
 from finetune.settings.configs import config_text
-from finetune.settings.fields import ClassSettings, class_paths, find_setting, import_class
+from finetune.settings.fields import ClassSettings, find_setting, import_class
 from finetune.settings.layers import Layer, Layers, replaced
 from finetune.settings.schema import (
     DATA_CLASSES,
@@ -49,7 +50,6 @@ from finetune.training.precision import automatic_precision
 
 log = logging.getLogger(__name__)
 
-_TRANSFORMS = "albumentations."
 _OF_THE_MACHINE = ("num_workers", "cache_limit_gb", "predict")
 _EVALUATED = {"validate": "val", "test": "test"}  # the split that a command evaluates
 
@@ -171,15 +171,14 @@ def _data_settings(checkpoint: Mapping[str, Any], layers: Layers) -> dict[str, A
         settings.pop(name, None)
     if layers.is_explicit("data.augmentations"):
         settings.pop("augmentations", None)
-    named = typed.get("data.class_path")
-    homes = [] if named is None else [f"{named.rpartition('.')[0]}."]
     class_path = checkpoint["finetune"].get("data_class")
+    named = {"data.class_path": class_path, "data.augmentations": settings.get("augmentations")}
+    check_trusted(layers.value("ckpt_path"), named, layers)
     if class_path not in DATA_CLASSES:
-        _check_is_trusted(class_path, *homes)
-        class_path = named  # the user's class may have another name now
-    for transform in class_paths(settings):
-        # without a module it is one of albumentations
-        _check_is_trusted(transform, _TRANSFORMS, *homes, is_name="." not in str(transform))
+        by_user = layers.layer_of("data.class_path")  # which may have another name now
+        if by_user is None:
+            raise ValueError("the checkpoint has no data class: pass --data with your own")
+        class_path = by_user.values["data.class_path"]
     explicit = [name for name in ("root", "table") if layers.is_explicit(f"data.{name}")]
     arguments = at_place(settings, explicit)
     if class_path not in DATA_CLASSES:  # it may take fewer than ours, of which it is one
@@ -188,20 +187,6 @@ def _data_settings(checkpoint: Mapping[str, Any], layers: Layers) -> dict[str, A
     return {
         f"data.{name}": value for name, value in {"class_path": class_path, **arguments}.items()
     }
-
-
-def _check_is_trusted(class_path: Any, *modules: str, is_name: bool = False) -> None:
-    """Check that a class is in one of these modules, which end in a dot.
-
-    Raises:
-        ValueError: It is in another module, or no text.
-    """
-    is_text = isinstance(class_path, str)
-    if not is_text or not (is_name or class_path.startswith(modules)):
-        hint = "--data CLASS, with your data class, allows its module"
-        raise ValueError(
-            f"the checkpoint would import {class_path}, which is not part of finetune: {hint}"
-        )
 
 
 def _check_images(command: str, settings: EvaluateSettings, layers: Layers) -> None:

@@ -32,7 +32,7 @@ from finetune.runs.run_lock import check_free, hold
 from finetune.runs.sync import has_last_there, pull_beginnings, pull_run
 from finetune.settings.fields import class_paths, find_setting
 from finetune.settings.layers import Layer, Layers, flat, read_config
-from finetune.settings.schema import IMAGE_FOLDER, FitSettings
+from finetune.settings.schema import DATA_CLASSES, IMAGE_FOLDER, FitSettings
 from finetune.system.messages import NotFound, WrongUsage
 
 log = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ def settings_of_run(run: Path, layers: Layers) -> Layer:
         values = dict(read_config("fit", str(path), "run").values)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}; begin a new run without --resume") from error
-    _check_trusted(path, values, layers)
+    check_trusted(path, values, layers)
     for name in ("resume", "allow_changes", "minutes", "name"):
         values.pop(name, None)
     if has_launcher():  # torchrun or srun decides; the run may have begun with another number
@@ -250,23 +250,31 @@ def settings_of_run(run: Path, layers: Layers) -> Layer:
     return Layer(str(path), "run", values)
 
 
-def _check_trusted(config: Path, values: Mapping[str, Any], layers: Layers) -> None:
-    """Check that a run's config.yaml names no class of a module of others: importing it runs its code.
+def check_trusted(source: object, values: Mapping[str, Any], layers: Layers) -> None:
+    """Check that a run or a checkpoint names no class of a module of others: importing it runs its code.
+
+    Args:
+        source: The file that names the classes.
+        values: Its settings, by full name.
+        layers: Who has set what: the module of the data class that the user names is trusted.
 
     Raises:
-        ValueError: It does.
+        ValueError: It does, and the user has not named the same setting.
     """
+    home = str(layers.typed.get("data.class_path")).rpartition(".")[0]
     named = [(f"{name}.class_path", values.get(f"{name}.class_path")) for name in _CLASSES]
-    named += [
-        ("data.augmentations", path) for path in class_paths(values.get("data.augmentations"))
-    ]
+    named += [("data.augmentations", one) for one in class_paths(values.get("data.augmentations"))]
     for name, class_path in named:
-        is_known = "." not in str(class_path) or str(class_path).startswith(_TRUSTED)
-        if not is_known and not layers.is_explicit(name):
+        is_data = name == "data.class_path"
+        text = str(class_path)
+        is_ours = class_path in (None, *DATA_CLASSES) if is_data else text.startswith(_TRUSTED)
+        is_short = not is_data and "." not in text  # without a module it is one of these
+        is_beside = bool(home) and text.startswith(f"{home}.")
+        if not (is_ours or is_short or is_beside or layers.is_explicit(name)):
             option = name.removesuffix(".class_path")
             raise ValueError(
-                f"{config} names the class {class_path}, and importing it runs its code: if you trust it, pass "
-                f"--{option} with it"
+                f"{source} would import {text}, whose code is not part of finetune: if you trust it, pass --{option} "
+                "with it"
             )
 
 

@@ -187,7 +187,7 @@ QUICK_PLACES = ["transform inside another", "transform in text", "optimizer"]
 def test_predict_with_an_untrusted_checkpoint_imports_nothing(altered, has_run, read, place):
     line = read("predict", altered(*HOSTILE[place]))
     assert is_refusal(line) and not has_run(), line
-    assert "import hostile" not in line or "--data CLASS" in line
+    assert "import hostile" not in line or "--data" in line
 
 
 QUICK_WAYS = [(way, min(refused)) for way, (_, refused) in WAYS.items() if way != "validate"]

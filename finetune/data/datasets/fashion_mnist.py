@@ -2,10 +2,10 @@
 
 import logging
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from finetune.data.addresses import check_is_local
 from finetune.data.datasets.image_folder import ImageFolderData
@@ -63,22 +63,12 @@ def write_images(root: Path) -> Path:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
             content = Path(temporary, folder.name)
             for split, (pixels, labels) in splits.items():
-                _write_split(content / split, pixels, labels)
+                for label, name in enumerate(CLASS_NAMES):
+                    (content / split / name).mkdir(parents=True)
+                    for number, image in enumerate(pixels[labels == label]):
+                        Image.fromarray(image).save(content / split / name / f"{number:04d}.png")
             rename_folder(content, folder)
     return folder
-
-
-def _write_split(folder: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
-    import cv2
-
-    for name in CLASS_NAMES:
-        (folder / name).mkdir(parents=True)
-    num_written: Counter[int] = Counter()
-    for image, label in zip(pixels, labels.tolist(), strict=True):
-        _, encoded = cv2.imencode(".png", image)
-        path = folder / CLASS_NAMES[label] / f"{num_written[label]:04d}.png"
-        path.write_bytes(encoded.tobytes())
-        num_written[label] += 1
 
 
 def read(root: Path, is_train: bool) -> tuple[np.ndarray, np.ndarray]:
