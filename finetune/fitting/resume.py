@@ -259,9 +259,10 @@ def check_trusted(source: object, values: Mapping[str, Any], layers: Layers) -> 
         layers: Who has set what: the module of the data class that the user names is trusted.
 
     Raises:
-        ValueError: It does, and the user has not named the same setting.
+        ValueError: It does, and the user has not named the module of the data, or the other class.
     """
-    home = str(layers.typed.get("data.class_path")).rpartition(".")[0]
+    by_user = layers.layer_of("data.class_path")
+    home = "" if by_user is None else by_user.values["data.class_path"].rpartition(".")[0]
     named = [(f"{name}.class_path", values.get(f"{name}.class_path")) for name in _CLASSES]
     named += [("data.augmentations", one) for one in class_paths(values.get("data.augmentations"))]
     for name, class_path in named:
@@ -270,7 +271,8 @@ def check_trusted(source: object, values: Mapping[str, Any], layers: Layers) -> 
         is_ours = class_path in (None, *DATA_CLASSES) if is_data else text.startswith(_TRUSTED)
         is_short = not is_data and "." not in text  # without a module it is one of these
         is_beside = bool(home) and text.startswith(f"{home}.")
-        if not (is_ours or is_short or is_beside or layers.is_explicit(name)):
+        is_named = not is_data and layers.is_explicit(name)
+        if not (is_ours or is_short or is_beside or is_named):
             option = name.removesuffix(".class_path")
             raise ValueError(
                 f"{source} would import {text}, whose code is not part of finetune: if you trust it, pass --{option} "

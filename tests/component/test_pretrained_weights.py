@@ -79,7 +79,7 @@ def test_weights_with_auxiliary_classifiers_and_without_versions_of_modules():
 def test_weights_that_are_nowhere(tmp_path):
     for weights, backbone, word in (
         (str(tmp_path), "resnet50", "timm/NAME"),
-        ("ResNet18_Weights.IMAGENET1K_V1", "resnet50", "IMAGENET1K_V2"),
+        ("ResNet18_Weights.IMAGENET1K_V1", "resnet50", "weights of resnet50"),
         ("DEFAULT", "lenet", "null"),
         # of another size than the images, before a file of a gigabyte is fetched
         ("IMAGENET1K_SWAG_E2E_V1", "vit_b_16", "image_size must be 384"),
