@@ -54,7 +54,10 @@ class FittedRun:
 
     @property
     def result(self) -> dict[str, Any]:
-        """The content of test.json, such as `test/accuracy` and `confusion_matrix`; empty if nothing was tested."""
+        """The content of test.json, such as `test/accuracy` and `confusion_matrix`; empty if nothing was tested.
+
+        If the images have groups, `groups` has the same with groups counted instead of images.
+        """
         return self.record.result
 
     @property

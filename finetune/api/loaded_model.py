@@ -184,7 +184,7 @@ class LoadedModel(Predictor):
             out: Folder of runs; None for `runs`.
 
         Returns:
-            The content of test.json: `test/accuracy`, `confusion_matrix` and so on.
+            The content of test.json: `test/accuracy`, `confusion_matrix` and so on, and the same of groups in `groups`.
 
         Raises:
             ValueError: The error message of the command, in one line.

@@ -1,6 +1,7 @@
 """Writes the predictions of `predict` and `test`: one row for each image, in the order of the input.
 
-`predict` works on any number of devices, and holds no rows in memory. `test` writes what was gathered to measure it.
+`predict` works on any number of devices, and holds no rows in memory, except the logits of images with groups. `test`
+writes what was gathered to measure it.
 """
 
 import csv
@@ -180,9 +181,9 @@ class PredictionWriter(pl.Callback):
                     path.unlink(missing_ok=True)
         counts = sum((rank.counts for rank in of_ranks), Counter[str | None]())
         last = [rank.last for rank in of_ranks if rank.last is not None]
+        self._print_summary(counts, sum(rank.num_rows for rank in of_ranks), last[-1])
         if self.is_written:
             self._write_groups(pl_module)
-        self._print_summary(counts, sum(rank.num_rows for rank in of_ranks), last[-1])
 
     def _write_groups(self, module: Any) -> None:
         """Write the predictions for groups, if there are any, and print a summary."""

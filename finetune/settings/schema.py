@@ -80,8 +80,9 @@ class DataSettings(Section, frozen=True):
             splits; 0 for none.
         test_fraction: Share for testing if there are no splits.
         split_seed: Seed of these splits. The order of training has the run's seed, `--seed_everything`.
-        group_by: Images of one group, such as a patient, share a split. `folder` takes the folder beneath the class; a
-            regular expression takes its first capture group, or its match, in the path from the class on.
+        group_by: Images of one group, such as a patient, share a split, and get one answer together. `folder` takes the
+            folder beneath the class; a regular expression takes its first capture group, or its match, in the path from
+            the class on.
         num_folds: Number of folds of a cross-validation, with `fold`. The option `--folds` of `fit` runs all of them.
         fold: The fold that is tested instead of `test_fraction`, from 1 to `num_folds`. A test folder is not used then.
         num_workers: DataLoader workers for each device. At most 4 per core; `auto` chooses for this machine.
@@ -132,7 +133,8 @@ class DataSettings(Section, frozen=True):
     test_fraction: Annotated[Fraction, About(resume="images")] = 0.2
     split_seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1), About(resume="images")] = 0
     group_by: Annotated[
-        Annotated[str, Meta(max_length=500)] | None, About(also="groups group", resume="images")
+        Annotated[str, Meta(max_length=500)] | None,
+        About(value="folder|REGEX", also="groups group", resume="images"),
     ] = None
     num_folds: Annotated[
         Annotated[int, Meta(ge=2, le=MAX_MEMBERS)] | None, About(value="K", resume="images")
@@ -583,7 +585,7 @@ class PredictSettings(EvaluateSettings, frozen=True):
             "predict best.ckpt -- -a-name-with-a-dash.jpg",
         ),
         {
-            "predictions": "out top_k abstain_below",
+            "predictions": "out top_k abstain_below data.group_by",
             "data": "batch tta",
             "machine": "devices workers precision",
             "run": "trainer.default_root_dir logger",

@@ -23,12 +23,14 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         "labels",
         "labels_measured",
         f"evaluated_{NUM_EVALUATED[-1]}",
+        "evaluated_groups",
     ]
     controls = [
         "control_order",
         "control_padding",
         "control_own_temperature",
         "control_own_labels",
+        "control_own_groups",
     ]
     names = {1: scenarios, 2: [*scenarios, *controls]}
     return {
@@ -96,6 +98,33 @@ def test_several_labels_are_measured_on_the_images_of_both_processes(worlds):
         assert is_close(shared["calibration"], alone["calibration"])
         assert shared["metrics"] == pytest.approx(alone["metrics"], abs=1e-6, nan_ok=True)
     assert not is_close(own["calibration"], alone["calibration"])  # the control: its own share
+
+
+@promise("group-answers")
+def test_a_group_on_two_processes_has_the_answer_of_one(worlds):
+    """The 5 images of the second of 3 groups are on both."""
+    alone = load(worlds[1], "evaluated_groups")["groups"]
+    assert sum(map(sum, alone["confusion_matrix"])) == 3
+    for rank in range(2):
+        shared = load(worlds[2], "evaluated_groups", rank)["groups"]
+        assert shared["confusion_matrix"] == alone["confusion_matrix"]
+        # float32: the rounding differs with the number of images in a batch
+        assert shared["test/loss"] == pytest.approx(alone["test/loss"], abs=1e-6)
+    files = [(worlds[k] / "group_evaluated_groups.csv").read_text() for k in (1, 2)]
+    (header, *rows), (_, *others) = (list(csv.reader(file.splitlines())) for file in files)
+    first = header.index("class")
+    assert [row[: first + 1] for row in rows] == [row[: first + 1] for row in others]
+    assert [row[:2] for row in rows] == [["blue", "5"], ["green", "5"], ["red", "3"]]
+    for row, other in zip(rows, others, strict=True):
+        p, expected = ([*map(float, of[first + 1 : -1])] for of in (other, row))
+        assert p == pytest.approx(expected, abs=1e-6)
+
+
+@control("group-answers")
+def test_control_the_groups_of_a_rank_alone_are_other_ones(worlds):
+    alone = load(worlds[1], "evaluated_groups")["groups"]
+    own = load(worlds[2], "control_own_groups")["groups"]
+    assert abs(own["test/loss"] - alone["test/loss"]) > 1e-5
 
 
 @pytest.mark.slow

@@ -144,6 +144,37 @@ def test_each_image_is_tested_once(images, finished):
         ]
 
 
+@promise("group-answers")
+@pytest.mark.parametrize("has_labels", [False, True])
+def test_folds_have_the_answers_of_all_groups(images, labelled, tmp_path, has_labels):
+    table = tmp_path / "images.csv"
+    if has_labels:
+        rows = rows_of(labelled.parents[1] / "labels.csv")
+        lines = [f"{row['path']},{row['labels']},{i // 2}" for i, row in enumerate(rows)]
+        root = labelled.parents[1] / "images"
+    else:
+        paths = [path.relative_to(images) for path in sorted(images.rglob("*.png"))]
+        lines = [f"{path},{path.parent},{path.parent}{i // 2}" for i, path in enumerate(paths)]
+        root = images
+    table.write_text("\n".join(["path,label,group", *lines]) + "\n")
+    fit(table, tmp_path, "--folds", "2", "--data.val_fraction", "0.2", "--data.root", str(root))
+    run = tmp_path / "fit/version_0"
+    groups = rows_of(run / "group_predictions.csv")
+    assert {row["group"] for row in groups} == {line.rpartition(",")[2] for line in lines}
+    result = result_of(run)["groups"]
+    if has_labels:
+        right = sum(
+            set(row["labels"].split(";")) == set(row["predicted"].split(";")) for row in groups
+        )
+        assert result["test/exact_match"] == pytest.approx(right / len(groups))
+    else:
+        right = sum(row["label"] == row["class"] for row in groups if not row["error"])
+        assert result["test/accuracy"] == pytest.approx(
+            right / sum(not row["error"] for row in groups)
+        )
+    assert f"{len(groups) - result['num_mixed']} groups" in str(RunDir(run).facts.test_by_group)
+
+
 @control("groups")
 def test_control_a_fold_twice_is_refused(finished, tmp_path):
     runs = fold_runs(finished)

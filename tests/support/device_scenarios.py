@@ -518,6 +518,7 @@ MEASURED: dict[str, Scenario] = {
     "bf16_1": partial(step_under_bf16, 1),
     **{f"evaluated_{num}": partial(evaluated, num, f"evaluated_{num}") for num in NUM_EVALUATED},
     "evaluated_flipped": lambda: evaluated(13, "evaluated_flipped", [AverageFlip()]),
+    "evaluated_groups": partial(evaluated, 13, "evaluated_groups", group_by=r"(\w+)/\d"),
     "evaluated_larger": partial(evaluated, 13, "evaluated_larger", eval_image_size=40),
 }
 CONTROLS: dict[str, Scenario] = {
@@ -530,6 +531,9 @@ CONTROLS: dict[str, Scenario] = {
     "control_label_means": under(own_means, partial(trained, "labels")),
     "control_own_temperature": under(own_share, calibrated),
     "control_own_labels": under(own_share, measured_labels),
+    "control_own_groups": under(
+        own_share, partial(evaluated, 13, "control_own_groups", group_by=r"(\w+)/\d")
+    ),
     "control_bf16": partial(step_under_bf16, 2, are_shared=False),
     "control_padding": padded,
     "control_seeds": under(seeds_of_ranks, partial(trained, "noisy")),
