@@ -41,7 +41,6 @@ from finetune.reports.report import page_of
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
 from finetune.runs.licence import is_restricted, licence
-from finetune.runs.limits import Limits
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.removal import drop_last
@@ -196,8 +195,7 @@ def _prepare(parts: Parts) -> tuple[str, str]:
         Text about the limit that the run to resume has reached, and text about changes since it began; "" for none.
     """
     plan = parts.plan
-    limits = Limits(parts.trainer.max_epochs, parts.trainer.max_steps, plan.settings.patience)
-    finished = _limit_reached(plan.start, plan.run is not None, limits)
+    finished = _limit_reached(parts)
     parts.run.path = plan.run
     changed = ""
     if plan.run is not None and plan.start is not None:
@@ -213,24 +211,47 @@ def _prepare(parts: Parts) -> tuple[str, str]:
     return finished, changed
 
 
-def _limit_reached(start: Start | None, is_resumed: bool, limits: Limits) -> str:
+def _limit_reached(parts: Parts) -> str:
     """Return the limit that the run to resume has reached, in words; "" if training continues.
 
-    Args:
-        start: The first checkpoint; None for none.
-        is_resumed: Whether its run continues. Otherwise a new run starts from it.
-        limits: The limits of the fit.
-
     Raises:
-        ValueError: A new run has nothing to train.
+        ValueError: A new run starts from a checkpoint that has reached it, and has nothing to train.
     """
-    finished = limits.reached(start.content) if start else ""
-    if start and finished and not is_resumed:
+    start = parts.plan.start
+    trainer = parts.trainer
+    if start is None:
+        return ""
+    patience = parts.plan.settings.patience
+    finished = limit_reached(start.content, trainer.max_epochs, trainer.max_steps, patience)
+    if finished and parts.plan.run is None:
         raise ValueError(
             f"{start.path} has nothing left to train, with {finished}: raise that limit, or measure the checkpoint by "
             f"finetune test {start.path}"
         )
     return finished
+
+
+def limit_reached(
+    checkpoint: Mapping[str, Any], max_epochs: int | None, max_steps: int, patience: int | None
+) -> str:
+    """Return which limit the run of a last.ckpt has reached, in words; "" if it has more to do.
+
+    Args:
+        checkpoint: The content of last.ckpt.
+        max_epochs: None or -1 for no limit.
+        max_steps: -1 for no limit.
+        patience: Validations without improvement after which the fit ends; None for no limit.
+    """
+    epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    steps = checkpoint["global_step"]
+    num_waited = checkpoint["callbacks"].get("Checkpoints", {}).get("num_waited", 0)
+    for name, num, most in (("epochs", epochs, max_epochs), ("steps", steps, max_steps)):
+        if most is not None and 0 <= most <= num:
+            limit = f"trainer.max_{name} {most}"
+            return limit if num == most else f"{num:,} {name} trained, more than {limit}"
+    if patience is not None and num_waited >= patience:
+        return f"early stopping, patience {patience}"
+    return ""
 
 
 def train(parts: Parts, changed: str) -> None:

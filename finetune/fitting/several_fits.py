@@ -32,7 +32,7 @@ from finetune.fitting.resume import (
     read_start,
 )
 from finetune.runs.folder import Run
-from finetune.runs.record import RunRecord, read_run
+from finetune.runs.record import read_run
 from finetune.runs.run_dir import RunDir, now
 from finetune.runs.run_lock import (
     descriptors_for_children,
@@ -205,7 +205,7 @@ def _conclude(folder: Path, plan: Plan) -> None:
     with only_errors("finetune.data"):  # the fits have logged the same
         data = open_data(plan.settings.data)
         data.read()
-    RunDir(folder).update(seconds=_seconds(runs))
+    RunDir(folder).update(seconds=sum(run.facts.seconds for run in runs))
     join = join_folds if plan.settings.members is None else join_members
     calibration, facts = join(folder, plan, runs, data)
     RunDir(folder).update(**facts, ended=now())
@@ -214,8 +214,3 @@ def _conclude(folder: Path, plan: Plan) -> None:
     if missed := calibration.describe_unreached_aim(data.class_names):
         best = RunDir(folder).checkpoint("best")
         raise ValueError(f"{missed}; {best} has no threshold for it")
-
-
-def _seconds(runs: Sequence[RunRecord]) -> dict[str, float]:
-    phases = dict.fromkeys(phase for run in runs for phase in run.facts.seconds)
-    return {phase: sum(run.facts.seconds.get(phase, 0.0) for run in runs) for phase in phases}

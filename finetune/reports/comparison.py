@@ -235,7 +235,7 @@ def _metrics_and_settings(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list
         if any(value is not None for value in values):
             what = f"test {name.replace('_', ' ')}"
             yield what, ["" if value is None else f"{value:.4f}" for value in values]
-    seconds = [sum(run.facts.seconds.values()) for run in runs]
+    seconds = [run.facts.seconds for run in runs]
     yield "seconds", [f"{value:.0f}" if value else "" for value in seconds]
     yield "trained", [run.date for run in runs]
     yield "best.ckpt", ["" if run.facts.best is None else run.facts.best.weights for run in runs]
@@ -257,6 +257,6 @@ def _charts(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[str]:
     for column, what in _CHARTS.items():
         # A line without points stays, so that each run has the same colour in all charts.
         lines = {name: run.line(column) for name, run in zip(names, runs, strict=True)}
-        if drawn := [name for name, line in lines.items() if line[0]]:
+        if drawn := [name for name, line in lines.items() if len(line[0]) > 1]:
             about = f"{what} of {', '.join(drawn)} by epoch"
             yield curves(lines, "epoch", what, about, has_legend=False)

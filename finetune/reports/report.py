@@ -15,7 +15,6 @@ from finetune.reports.charts import curves
 from finetune.reports.class_metrics import class_metrics, matrix, thresholds_of
 from finetune.reports.model_card import model_card, weights_and_licence
 from finetune.reports.test_images import NUM_SHOWN, highlights, image_sections, report_images
-from finetune.runs.clock import PHASES
 from finetune.runs.headline import INTERVAL, headline_of
 from finetune.runs.intervals import interval, percent
 from finetune.runs.record import RunRecord
@@ -102,9 +101,6 @@ def write_report(
         summary=list(_summary(run)),
         to_repeat=list(_facts(run, versions)),
         charts=list(training_charts(run)),
-        seconds=[
-            (name, PHASES[name], facts.seconds[name]) for name in PHASES if facts.seconds.get(name)
-        ],
         folds=list(_folds(run, target)),
         test_folder=headline_of(run.result.get("test_folder", {})),
         one="label" if run.has_labels else "class",
@@ -150,7 +146,7 @@ def _summary(run: RunRecord) -> Iterator[tuple[str, str]]:
     if facts.best:
         yield "best.ckpt", facts.best.weights
     if facts.seconds:
-        yield "time", duration(sum(facts.seconds.values()))
+        yield "time", duration(facts.seconds)
     yield "run", run.name
 
 

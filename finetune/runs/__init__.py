@@ -24,7 +24,7 @@ Other files of a run:
 - `result_file` reads and writes test.json and val.json.
 
 During a fit:
-- `run_lock` admits one process at a time. `limits`: what ends a fit.
+- `run_lock` admits one process at a time.
 - `loggers` logs to TensorBoard, Weights & Biases and MLflow.
 
 Reading a run:

@@ -132,7 +132,7 @@ class Facts(Struct, kw_only=True, omit_defaults=True):
         corrections: What a file of corrections has changed.
         lines: The data, the network and the device in words.
         doubts: Why its result may be unreliable.
-        seconds: The time of each phase.
+        seconds: The time of all commands that have written it.
         epochs: Number of epochs that have ended.
         loggers: The ID under which each logger logs the run.
         best: The weights of best.ckpt and their validation. It is written after that file, and removed before another
@@ -161,7 +161,7 @@ class Facts(Struct, kw_only=True, omit_defaults=True):
     corrections: Corrections | None = None
     lines: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
-    seconds: dict[str, _Seconds] = field(default_factory=dict)
+    seconds: _Seconds = 0.0
     epochs: Count = 0
     loggers: dict[str, str] = field(default_factory=dict)
     best: Best | None = None

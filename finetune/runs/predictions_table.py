@@ -72,11 +72,6 @@ class Predictions:
             ) from error
 
     @property
-    def has_all_probabilities(self) -> bool:
-        """Whether the probabilities of all classes are known."""
-        return not _has_best_only(len(self.names), self.is_single)
-
-    @property
     def is_right(self) -> np.ndarray:
         """Whether all labels of each image are predicted, and no other ones, (N,) bool."""
         return (self.labels == self.decided).all(axis=1)

@@ -6,7 +6,7 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
-from finetune.runs.run_dir import RECORD, RunDir, is_fit
+from finetune.runs.run_dir import RECORD, RunDir
 from finetune.runs.run_lock import LOCK, check_free, holding
 from finetune.runs.run_table import size_of
 from finetune.system.messages import NotFound, WrongUsage
@@ -32,7 +32,7 @@ def check_removable(path: Path) -> None:
     """Make sure that a folder is a run that may be deleted.
 
     Raises:
-        WrongUsage: `fit` did not write it, it is one of several fits, or it contains another run.
+        WrongUsage: `fit` did not write it, or it is one of several fits.
         ValueError: A process writes it, or its record is damaged.
     """
     if not path.exists():
@@ -47,13 +47,8 @@ def check_removable(path: Path) -> None:
             f"{path} is a part of {joined.path}: finetune runs rm {shlex.quote(str(joined.path))}"
         )
     check_free(path)
-    for inner in sorted(RunDir(record.parent) for record in path.glob(f"*/**/{RECORD}")):
-        if inner in run.fits:
-            check_free(inner.path)
-        elif inner.is_run and is_fit(inner):
-            raise WrongUsage(
-                f"{path} contains another run: finetune runs rm {shlex.quote(str(inner.path))}"
-            )
+    for inner in run.fits:
+        check_free(inner.path)
 
 
 def delete_run(run: Path) -> list[Path]:

@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class RunRow:
         network: The backbone; "" if unknown.
         epochs: Number of epochs that have ended; of several fits those of the longest.
         result: The accuracy, or the mean average precision if images have several labels; None if nothing was measured.
-        seconds: Seconds of preparing, training, validating and testing together; None if unknown.
+        seconds: Seconds of its commands; None if unknown.
         size: Bytes on disk.
         command: The command that began it; "" if unknown.
         damage: What is wrong with the record of a damaged run; "" for nothing.
@@ -104,28 +105,20 @@ def read_row(run: RunDir) -> RunRow:
         network=facts.network,
         epochs=max(one.facts.epochs for one in (run, *run.fits)),
         result=facts.result,
-        seconds=sum(facts.seconds.values()) if facts.seconds else None,
+        seconds=facts.seconds or None,
         command=facts.command,
     )
 
 
 def size_of(paths: Sequence[Path]) -> int:
-    """Return how many bytes deleting these files and folders would free.
-
-    A file with several names counts once, and not at all while another name of it is elsewhere.
-    """
-    counts: dict[tuple[int, int], int] = {}
-    files: dict[tuple[int, int], os.stat_result] = {}
+    """Return the bytes of files and folders; a file with several names (best.ckpt, last.ckpt) counts once."""
+    sizes: dict[tuple[int, int], int] = {}
     for path in paths:
         for file in _files(path):
-            try:
+            with suppress(OSError):  # deleted in the meantime
                 status = file.lstat()
-            except OSError:  # deleted in the meantime
-                continue
-            key = (status.st_dev, status.st_ino)
-            counts[key] = counts.get(key, 0) + 1
-            files[key] = status
-    return sum(file.st_size for key, file in files.items() if counts[key] >= file.st_nlink)
+                sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())
 
 
 def _files(path: Path) -> list[Path]:

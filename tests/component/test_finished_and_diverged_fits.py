@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from colours import QUICKEST
 
+from finetune.fitting.fit import limit_reached
 from finetune.runs.checkpoint_io import AtomicCheckpointIO
-from finetune.runs.limits import Limits
 from finetune.training.classifier import Classifier
 
 
@@ -41,12 +41,12 @@ def test_a_validation_between_accumulated_batches_is_refused(fit):
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        (Limits(3), "trainer.max_epochs 3"),
-        (Limits(4, 30), "trainer.max_steps 30"),
-        (Limits(None, 30), "trainer.max_steps 30"),
-        (Limits(4, -1, patience=2), "patience 2"),
-        (Limits(4), ""),
-        (Limits(4, 31, patience=3), ""),
+        ((3, -1, None), "trainer.max_epochs 3"),
+        ((4, 30, None), "trainer.max_steps 30"),
+        ((None, 30, None), "trainer.max_steps 30"),
+        ((4, -1, 2), "patience 2"),
+        ((4, -1, None), ""),
+        ((4, 31, 3), ""),
     ],
 )
 def test_a_run_is_finished_by_its_epochs_its_steps_or_its_patience(limits, words):
@@ -56,7 +56,7 @@ def test_a_run_is_finished_by_its_epochs_its_steps_or_its_patience(limits, words
         "callbacks": {"Checkpoints": {"num_waited": 2}},
         "global_step": 30,
     }
-    reached = limits.reached(checkpoint)
+    reached = limit_reached(checkpoint, *limits)
     assert words in reached and bool(words) == bool(reached)
 
 

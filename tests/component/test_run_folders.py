@@ -76,13 +76,13 @@ def test_a_name_is_free_unless_its_folder_has_a_file(tmp_path, name):
 def test_a_record_is_merged_and_a_failed_write_leaves_the_earlier_one(tmp_path):
     run = RunDir(tmp_path)
     assert run.facts == Facts() and not run.is_run and run.state == "no checkpoint"
-    run.update(kind="fit", seconds={"training": 1.5}, root=None)
-    run.update(epochs=3, seconds={"training": np.float64(2.5)})
-    assert (run.facts.kind, run.facts.seconds, run.facts.epochs) == ("fit", {"training": 2.5}, 3)
+    run.update(kind="fit", seconds=1.5, root=None)
+    run.update(epochs=3, seconds=np.float64(2.5))
+    assert (run.facts.kind, run.facts.seconds, run.facts.epochs) == ("fit", 2.5, 3)
     assert RunDir(tmp_path).facts == run.facts and run.is_run
     before = (tmp_path / "run.json").read_bytes()
     above = structs.asdict(validation_headline("accuracy", 1.0, 10, 10, "epoch 1"))
-    wrong = {"seconds": {"training": -1.0}, "test": above | {"value": 1.01}, "epochs": -1}
+    wrong = {"seconds": -1.0, "test": above | {"value": 1.01}, "epochs": -1}
     for name in wrong:
         with pytest.raises(ValueError, match=name):
             run.update(lines=["a"], **{name: wrong[name]})
@@ -94,9 +94,9 @@ def test_a_record_is_merged_and_a_failed_write_leaves_the_earlier_one(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "[]", "{", "[" * 2_000, '{"epochs": "two"}', '{"seconds": {"training": -5}}'),
+        *("", "[]", "{", "[" * 2_000, '{"epochs": "two"}', '{"seconds": -5}'),
         *('{"test": {"value": 7}}', '{"identity": {"folds": "x"}}', '{"began": "today"}'),
-        *('{"identity": {"folds": 1000000000}}', '{"seconds": {"training": Infinity}}'),
+        *('{"identity": {"folds": 1000000000}}', '{"seconds": Infinity}'),
         *('{"corrections": {"x": 1}}', '{"first_look": ["x"]}', '{"backbone_ranking": {}}'),
         *('{"splits": {"train": {"counts": {"a": "x"}}}}', '{"splits": {"train": {}}}'),
         f'{{"epochs": 1{"0" * 400}}}',

@@ -79,7 +79,7 @@ def test_a_row_without_a_test_has_the_validation_of_the_kept_epoch(run):
 
 
 def test_a_damaged_run_is_listed_with_what_is_wrong(run):
-    (run / "run.json").write_text('{"finetune": "0.1.0", "seconds": {"training": "long"}}')
+    (run / "run.json").write_text('{"finetune": "0.1.0", "seconds": "long"}')
     row = read_row(RunDir(run))
     assert row.state == "damaged" and str(run) in row.damage and "seconds" in row.damage
 
@@ -104,7 +104,7 @@ def test_the_states_of_a_run(run):
 def test_the_order_of_runs(tmp_path):
     for i, (seconds, right) in enumerate([(30, 4), (10, 6), (20, 5)]):
         share = np.eye(3)[[0, 1, 2, 0, 1, 2][:right] + [(k + 1) % 3 for k in LABELS[right:]]]
-        facts = {"began": f"2026-01-0{i + 1}T10:00:00+00:00", "seconds": {"training": seconds}}
+        facts = {"began": f"2026-01-0{i + 1}T10:00:00+00:00", "seconds": seconds}
         write_run(tmp_path / f"fit/version_{i}", LABELS, share, **facts)
     Run(tmp_path, "fit").choose()
     orders = {"when": "3210", "accuracy": "1203", "seconds": "0213", "folder": "0123"}

@@ -127,10 +127,8 @@ def test_a_fold_is_only_deleted_with_its_cross_validation(run):
     assert delete_run(full) == [] and not full.exists()
 
 
-def test_a_run_that_contains_another_run_is_refused(run):
+def test_another_run_in_the_folder_of_a_run_stays(run):
     shutil.copytree(run, run / "old/mine")
-    with pytest.raises(WrongUsage, match=r"runs rm \S+/old/mine$"):
-        check_removable(run)
-    check_removable(run / "old/mine")
-    delete_run(run / "old/mine")
     check_removable(run)
+    assert run / "old/mine/run.json" in delete_run(run)
+    assert RunDir(run / "old/mine").is_run and not RunDir(run).is_run
