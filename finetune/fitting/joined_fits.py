@@ -170,9 +170,7 @@ def _measured(parts: Sequence[Predictions], names: Sequence[str]) -> Measured:
     p, labels, decided = map(np.concatenate, zip(*columns, strict=True))
     if not parts[0].is_single:
         return measure_labels(p, p, labels, decided, names, has_interval=True)
-    num = len(names)
-    of_pairs = np.bincount(labels.argmax(axis=1) * num + decided.argmax(axis=1), minlength=num**2)
-    values, tables = measure_classes(of_pairs.reshape(num, num), names)
+    values, tables = measure_classes(labels.argmax(axis=1), decided.argmax(axis=1), names)
     # of the most probable classes, which a threshold may overrule
     is_right = labels[np.arange(len(p)), p.argmax(axis=1)]
     values["calibration_error"] = calibration_error(p.max(axis=1), is_right)

@@ -112,44 +112,41 @@ def _of_classes(
         columns.append([calibration.decide(probabilities).numpy(), *of_each])
     predicted, confidence, top, raw, raw_top = map(np.concatenate, zip(*columns, strict=True))
     labels = outputs.labels.numpy()
-    num = len(names)
-    right = np.bincount(labels[predicted == labels], minlength=num)
-    actual = np.bincount(labels, minlength=num)
-    values = _values_of_classes(right, actual, np.bincount(predicted, minlength=num), names)
-    tables: dict[str, Any] = {}
-    if has_pairs:
-        of_pairs = np.bincount(labels * num + predicted, minlength=num**2)
-        tables["confusion_matrix"] = of_pairs.reshape(num, num).tolist()
+    values, tables = measure_classes(labels, predicted, names, has_pairs)
     values["calibration_error"] = calibration_error(confidence, top == labels)
     if calibration.num_images:
         values["calibration_error_before_scaling"] = calibration_error(raw, raw_top == labels)
     return values, tables
 
 
-def measure_classes(confusion: Array, names: Sequence[str]) -> Measured:
-    """Return the metrics of images of one class each, and `confusion_matrix`.
+def measure_classes(
+    labels: Array, predicted: Array, names: Sequence[str], has_pairs: bool = True
+) -> Measured:
+    """Return the metrics of images of one class each, and `confusion_matrix` (K, K), whose rows are the true classes.
 
     The macro F1 is the mean over the classes with images.
 
     Args:
-        confusion: The confusion matrix, (K, K). Rows are the true classes.
+        labels: The class of each image, (N,).
+        predicted: The predicted class, (N,).
         names: The classes.
+        has_pairs: Whether to return the confusion matrix.
     """
-    numbers = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
-    return _values_of_classes(*numbers, names), {"confusion_matrix": confusion.tolist()}
-
-
-def _values_of_classes(
-    right: Array, actual: Array, predicted: Array, names: Sequence[str]
-) -> dict[str, float]:
-    """Return the metrics from the numbers of images of each class: right ones, all, and predicted ones, (K,)."""
-    f1 = _share(2 * right, actual + predicted)
-    return {
-        "accuracy": float(right.sum() / actual.sum()),
-        "f1": float(f1[actual > 0].mean()),
-        **_by_name("precision", _share(right, predicted), names),
-        **_by_name("recall", _share(right, actual), names),
+    num = len(names)
+    right = np.bincount(labels[predicted == labels], minlength=num)
+    num_of_class = np.bincount(labels, minlength=num)
+    num_predicted = np.bincount(predicted, minlength=num)
+    f1 = _share(2 * right, num_of_class + num_predicted)
+    values = {
+        "accuracy": float(right.sum() / num_of_class.sum()),
+        "f1": float(f1[num_of_class > 0].mean()),
+        **_by_name("precision", _share(right, num_predicted), names),
+        **_by_name("recall", _share(right, num_of_class), names),
     }
+    if not has_pairs:
+        return values, {}
+    of_pairs = np.bincount(labels * num + predicted, minlength=num**2)
+    return values, {"confusion_matrix": of_pairs.reshape(num, num).tolist()}
 
 
 def _of_labels(
