@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -66,6 +67,7 @@ class LoadedModel(Predictor):
         *,
         on_bad_image: Literal["error", "skip"] = "error",
         abstain_below: float = 0.0,
+        coverage: float | None = None,
     ) -> list[Any]:
         """Predict the class or the labels of each image, as `finetune predict` does.
 
@@ -78,6 +80,7 @@ class LoadedModel(Predictor):
             on_bad_image: `error` raises at an image that cannot be decoded; `skip` skips it, and `index` gives the
                 positions of the others.
             abstain_below: Predict `unsure` where the class has a lower probability than this, from 0 to 1.
+            coverage: Also predict a `set` of classes, which has the true one for this share of images, in (0, 1).
 
         Returns:
             A list with a prediction for each image, in order, also for a single image: a `Prediction`, or a
@@ -99,14 +102,17 @@ class LoadedModel(Predictor):
             raise ValueError(
                 "abstain_below is for one class per image, and this network predicts several labels"
             )
+        calibration = self.calibration.for_coverage(coverage)
         predictions: list[Prediction | LabelsPrediction] = []
         for inputs, prepared in self._batches(images, on_bad_image):
             probabilities = self.classify(prepared)
             decided = self.decide(probabilities, [one.name for one in inputs])
-            for one, row, choice in zip(
-                inputs, probabilities.tolist(), decided.tolist(), strict=True
-            ):
-                predictions.append(self._prediction(one, row, choice, abstain_below))
+            sets: Any = calibration.sets(torch.from_numpy(probabilities)) or [None] * len(inputs)
+            columns = (inputs, probabilities.tolist(), decided.tolist(), sets)
+            for one, row, choice, in_set in zip(*columns, strict=True):
+                prediction = self._prediction(one, row, choice, abstain_below)
+                names = None if in_set is None else tuple(self.class_names[k] for k in in_set)
+                predictions.append(replace(prediction, set=names))
         return predictions
 
     def embed(
@@ -171,6 +177,7 @@ class LoadedModel(Predictor):
         batch: int | None = None,
         workers: int | str | None = None,
         out: str | os.PathLike[str] | None = None,
+        coverage: float | None = None,
     ) -> dict[str, Any]:
         """Measure the model on labelled images: `finetune test` in Python, on the device of this model.
 
@@ -182,6 +189,7 @@ class LoadedModel(Predictor):
             batch: Images per batch; None for the batch size of training.
             workers: Processes that read images, or `auto`.
             out: Folder of runs; None for `runs`.
+            coverage: Also measure prediction sets for this share of images: `sets` in the result.
 
         Returns:
             The content of test.json: `test/accuracy`, `confusion_matrix` and so on, and the same of groups in `groups`.
@@ -197,7 +205,7 @@ class LoadedModel(Predictor):
             self.path,
             folder,
             self.device,
-            {"batch": batch, "workers": workers, "out": out},
+            {"batch": batch, "workers": workers, "out": out, "coverage": coverage},
         )
 
     def export(

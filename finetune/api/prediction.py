@@ -13,6 +13,7 @@ class Prediction:
         probabilities: Probability of each class, by name, in the order of `class_names`.
         path: The image's file, if it was read from one.
         index: The image's position among those passed; each file of a folder or glob counts.
+        set: The prediction set, the most probable first; None without `coverage`.
     """
 
     label: str
@@ -20,6 +21,7 @@ class Prediction:
     probabilities: dict[str, float] = field(hash=False)
     path: str | None = None
     index: int = 0
+    set: tuple[str, ...] | None = None
 
     @property
     def unsure(self) -> bool:
@@ -37,6 +39,7 @@ class LabelsPrediction:
         thresholds: Threshold of each label, by name.
         path: The image's file, if it was read from one.
         index: The image's position among those passed; each file of a folder or glob counts.
+        set: The prediction set, the most probable first; None without `coverage`.
     """
 
     labels: tuple[str, ...]
@@ -44,3 +47,4 @@ class LabelsPrediction:
     thresholds: dict[str, float] = field(hash=False, repr=False)
     path: str | None = None
     index: int = 0
+    set: tuple[str, ...] | None = None

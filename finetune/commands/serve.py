@@ -36,9 +36,7 @@ def serve(options: ServeSettings) -> None:
     # Before the model is loaded, so that a used port is reported at once.
     with listen(options.host, options.port) as listener:
         be_quiet()
-        service, description = _loaded(
-            options.ckpt_path, options.device, options.precision, options.max_batch
-        )
+        service, description = _loaded(options)
 
         def announce() -> None:
             address = f"serving at {address_of(listener)} (API: /openapi.json); Ctrl-C stops"
@@ -69,9 +67,7 @@ def fingerprint(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def _loaded(
-    ckpt_path: str, device: str, precision: str | None, max_batch: int
-) -> tuple["Service", str]:
+def _loaded(options: ServeSettings) -> tuple["Service", str]:
     """Return the service of a checkpoint, and a description of it."""
     # imports torch, which takes seconds
     from finetune.inference.predictor import Predictor, device_named
@@ -80,7 +76,8 @@ def _loaded(
     from finetune.training.precision import allow_tf32
 
     allow_tf32()
-    predictor = Predictor(ckpt_path, device_named(device), precision)
+    device = device_named(options.device)
+    predictor = Predictor(options.ckpt_path, device, options.precision, None, options.coverage)
     where = f"{num_cores()} CPU cores" if predictor.device.type == "cpu" else str(predictor.device)
     summary = f"{predictor.network_name}, {len(predictor.class_names)} classes, {predictor.precision} on {where}"
-    return Service(predictor, Limits(), max_batch), f"{ckpt_path}: {summary}"
+    return Service(predictor, Limits(), options.max_batch), f"{options.ckpt_path}: {summary}"

@@ -42,8 +42,10 @@ from finetune.settings.schema import (
     IMAGE_FOLDER,
     EvaluateSettings,
     PredictSettings,
+    SetSettings,
 )
 from finetune.system.messages import WrongUsage, shown
+from finetune.training.calibration import read_calibration
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
 from finetune.training.precision import automatic_precision
@@ -86,6 +88,9 @@ def evaluate(layers: Layers) -> Run:
     data = open_data(settings.data)
     model = Classifier(**checkpoint["hyper_parameters"], compile=settings.model.compile)
     put_exported(model.image_classifier, checkpoint)
+    if isinstance(settings, SetSettings):
+        model.coverage = settings.coverage
+        read_calibration(checkpoint, model.coverage)  # so that an error comes before the work
     data.read()
     run = Run(root, command)
     if isinstance(settings, PredictSettings):

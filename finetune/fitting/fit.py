@@ -52,6 +52,7 @@ from finetune.training.calibration import Calibration, read_calibration
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
 from finetune.training.precision import automatic_precision
+from finetune.training.prediction_sets import check_enough
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ def build(plan: Plan) -> Parts:
     model = build_model(settings.model, data)
     if settings.threshold is not None:
         model.aim = model.task.parse_aim(settings.threshold)
+    model.coverage = settings.coverage
     if settings.trainer.precision is None:
         checkpoint = None if plan.start is None else plan.start.content
         precision = automatic_precision(
@@ -274,6 +276,9 @@ def train(parts: Parts, changed: str) -> None:
         _check_validated(trainer, parts.data, "--patience counts validations")
     if parts.plan.settings.threshold is not None:
         _check_has_positives(trainer, parts.data)
+    if parts.plan.settings.coverage is not None:
+        _check_validated(trainer, parts.data, "--coverage is calibrated on validation images")
+        check_enough(parts.plan.settings.coverage, len(parts.data.splits["val"].targets))
     _check_validates_after_steps(trainer, parts.data)
     first = None if plan.start is None else plan.start.path
     run.beginning = {

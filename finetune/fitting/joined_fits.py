@@ -118,7 +118,8 @@ def _joined_calibration(
     """Return a calibration that leaves the mean of calibrated probabilities as it is, with thresholds for it."""
     first = calibrations[0]
     num_validated = sum(calibration.num_images for calibration in calibrations)
-    joined = msgspec.structs.replace(first.without_scaling(), num_images=num_validated)
+    values: dict[str, Any] = {"num_images": num_validated, "scores": ()}
+    joined = msgspec.structs.replace(first.without_scaling(), **values)
     if first.label_kind == "single" and first.aim is None:
         return joined
     p = np.concatenate([part.probabilities for part in predictions])
@@ -367,6 +368,7 @@ def join_members(
     model.load_state_dict(joined["state_dict"])
     if plan.settings.threshold is not None:
         model.aim = model.task.parse_aim(plan.settings.threshold)
+    model.coverage = plan.settings.coverage
     run = Run(plan.settings.trainer.default_root_dir, "fit", folder)
     trainer = build_trainer(
         one_device(plan.settings.trainer, checkpoints[0]),

@@ -38,6 +38,7 @@ class Predictor:
         device: The device to compute on.
         precision: As `trainer.precision` of `finetune predict`; None for its default on this device.
         checkpoint: The content of the checkpoint, if `read_checkpoint` has read it already.
+        coverage: That of the prediction sets of its calibration; None for no sets.
 
     Attributes:
         path: The checkpoint or exported file.
@@ -68,6 +69,7 @@ class Predictor:
         device: str | torch.device = "cpu",
         precision: str | None = "32-true",
         checkpoint: dict[str, Any] | None = None,
+        coverage: float | None = None,
     ) -> None:
         checkpoint = read_checkpoint(ckpt_path) if checkpoint is None else checkpoint
         self.path = Path(ckpt_path)
@@ -112,7 +114,7 @@ class Predictor:
             ) from error
         check_first_pass(self.model, self.backbone, self.image_size)
         self.model.to(self.device)
-        self.calibration = read_calibration(checkpoint)
+        self.calibration = read_calibration(checkpoint, coverage)
         self.versions = {
             "finetune": checkpoint["finetune"]["version"],
             "torch": checkpoint["finetune"]["torch"],

@@ -32,6 +32,8 @@ class ClassMetrics:
         average_precision: Mean precision over all thresholds; of several labels an image.
         threshold: The probability from which the label is predicted; of several labels an image.
         taken_for: The class as which its images are most often wrongly predicted, and their number.
+        coverage: Share of the images with the label whose prediction set has it.
+        set_size: Mean size of the prediction sets of these images.
     """
 
     name: str
@@ -41,6 +43,8 @@ class ClassMetrics:
     average_precision: Share | None = None
     threshold: float | None = None
     taken_for: tuple[str, int] | None = None
+    coverage: Share | None = None
+    set_size: float = 0.0
 
     @property
     def num_images(self) -> int:
@@ -69,6 +73,7 @@ def class_metrics(result: Mapping[str, Any]) -> list[ClassMetrics]:
     names = result.get("class_names", ())
     confusion = result.get("confusion_matrix")
     counts = _counts(np.array(confusion)) if confusion else result.get("label_counts") or ()
+    sets = result.get("sets")
     rows = []
     for k, ((_, num_false), (num_missed, num_right)) in enumerate(counts):
         average = result.get(f"test/average_precision/{names[k]}")
@@ -82,6 +87,8 @@ def class_metrics(result: Mapping[str, Any]) -> list[ClassMetrics]:
                 average_precision=None if average is None else _share(average * num, num),
                 threshold=None if confusion else thresholds_of(result)[k],
                 taken_for=_taken_for(confusion[k], k, names) if confusion else None,
+                coverage=_share(min(sets["covered"][k], num), num) if sets else None,
+                set_size=sets["size"][k] if sets else 0.0,
             )
         )
     return rows

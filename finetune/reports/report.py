@@ -109,6 +109,7 @@ def write_report(
         matrix=matrix(run.result),
         by_group=facts.test_by_group,
         wrong_groups=_wrong_groups(run, viewer),
+        sets=run.result.get("sets"),
         sections=sections,
         section_ids={section.id for section in sections},
         kinds=kinds,

@@ -34,6 +34,7 @@ class Predicted(NamedTuple):
         p: Probability of each class or label, K.
         error: Why it cannot be decoded; "" for nothing.
         means: Of several labels and a group, the mean of the probabilities of its images, K, whose largest are `p`.
+        in_set: Indices of the classes or labels of its prediction set, the most probable first; None without sets.
     """
 
     path: str
@@ -41,10 +42,11 @@ class Predicted(NamedTuple):
     p: Sequence[float] = ()
     error: str = ""
     means: Sequence[float] = ()
+    in_set: Sequence[int] | None = None
 
 
 def predicted(
-    paths: Sequence[str], probabilities: "Tensor", decided: "Tensor"
+    paths: Sequence[str], probabilities: "Tensor", decided: "Tensor", sets: Any = None
 ) -> Iterator[Predicted]:
     """Yield the predictions for images that could be decoded.
 
@@ -52,11 +54,13 @@ def predicted(
         paths: Their paths, B.
         probabilities: (B, K).
         decided: The predicted class of each image (B,), or whether each label is predicted (B, K).
+        sets: Their prediction sets, as `Predicted.in_set`, B; None without sets.
     """
-    for path, p, own in zip(paths, probabilities.tolist(), decided.tolist(), strict=True):
+    columns = (paths, probabilities.tolist(), decided.tolist(), sets or [None] * len(paths))
+    for path, p, own, in_set in zip(*columns, strict=True):
         is_class = isinstance(own, int)
         chosen = [own] if is_class else [k for k, is_chosen in enumerate(own) if is_chosen]
-        yield Predicted(path, chosen, p)
+        yield Predicted(path, chosen, p, in_set=in_set)
 
 
 class Rows:
@@ -73,6 +77,7 @@ class Rows:
         top_k: Number of classes in a row; None for all.
         abstain_below: Predict `unsure` if the predicted class is less probable than that.
         has_groups: Whether the images have groups.
+        has_sets: Whether images have prediction sets, for a column `set`.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class Rows:
         top_k: int | None = None,
         abstain_below: float = 0.0,
         has_groups: bool = False,
+        has_sets: bool = False,
     ) -> None:
         self.names = names
         self.thresholds = thresholds
@@ -106,7 +112,8 @@ class Rows:
         else:
             best = range(2, self.top_k + 1)
             columns += [f"{what}_{i}" for i in best for what in ("class", "probability")]
-        self.columns = ["path", *(["group"] if has_groups else []), *columns, "error"]
+        own = [*columns, *(["set"] if has_sets else [])]  # groups have no sets
+        self.columns = ["path", *(["group"] if has_groups else []), *own, "error"]
         means = [] if thresholds is None else [f"mean_{name}" for name in names]
         self.group_columns = ["group", "images", *columns, *means, "error"]
 
@@ -133,6 +140,7 @@ class Rows:
             row[self._column] = self._joined(self.predictions(one))
             of_names = zip(self.names, one.means, strict=False)
             row |= {f"mean_{name}": round(value, DIGITS) for name, value in of_names}
+        row["set"] = self._joined(self.names[k] for k in one.in_set or ())
         if self.top_k is None:
             return row | {f"p_{name}": value for name, value in zip(self.names, p, strict=True)}
         for i, k in enumerate(self._best(one, self.top_k)[1:], 2):
@@ -167,6 +175,9 @@ class Rows:
 
     def describe(self, one: Predicted) -> str:
         """Return the prediction for a single image in words."""
+        if one.in_set is not None:
+            members = ", ".join(shown(self.names[k]) for k in one.in_set) or "no label"
+            return f"{self.describe(one._replace(in_set=None))}; set: {members}"
         if one.error:
             return "unreadable"
         if self.thresholds is None:

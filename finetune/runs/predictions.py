@@ -111,6 +111,7 @@ class PredictionWriter(pl.Callback):
             top_k=self.top_k,
             abstain_below=self.abstain_below,
             has_groups=samples.groups is not None,
+            has_sets=pl_module.coverage is not None,
         )
         if trainer.is_global_zero:
             log.info("predicting %s", counted(len(samples), "image"))
@@ -141,7 +142,8 @@ class PredictionWriter(pl.Callback):
         samples = trainer.datamodule.splits["predict"]  # type: ignore[attr-defined]
         indices = outputs["index"].tolist()
         paths = [samples.paths[i] for i in indices]
-        results = predicted(paths, outputs["probabilities"].cpu(), outputs["class"].cpu())
+        columns = outputs["probabilities"].cpu(), outputs["class"].cpu(), outputs["set"]
+        results = predicted(paths, *columns)
         of_batch = dict(zip(indices, results, strict=True))
         for i, error in outputs["bad"]:
             of_batch[i] = Predicted(samples.paths[i], error=error)
@@ -259,6 +261,7 @@ class AnswersWriter(pl.Callback):
             _thresholds(pl_module),
             is_test=True,
             has_groups=groups is not None,
+            has_sets=pl_module.coverage is not None,
         )
         _write(self.run.file(FILES["test"]), rows, pl_module, samples, pl_module.outputs)
         if groups is not None:
@@ -307,7 +310,7 @@ def _evaluated(module: Any, samples: Samples, outputs: Any) -> Iterator[tuple[in
     for index, logits in zip(*(column.split(_ROWS_AT_ONCE) for column in columns), strict=True):
         p = module.calibration.probabilities(logits)
         paths = [samples.paths[i] for i in index.tolist()]
-        results = predicted(paths, p, module.calibration.decide(p))
+        results = predicted(paths, p, module.calibration.decide(p), module.calibration.sets(p))
         yield from zip(index.tolist(), results, strict=True)
 
 

@@ -30,6 +30,14 @@ class _Calibration(TypedDict):
     thresholds: list[float]
 
 
+class _Sets(TypedDict):
+    coverage: Share
+    line: str
+    covered: list[Count]
+    size: list[float]
+    sizes: list[Count]
+
+
 class _Fold(TypedDict, total=False):
     run: str
     num_images: Count
@@ -48,6 +56,7 @@ class _Tables(TypedDict, total=False):
     cooccurrence_cells: list[tuple[Count, Count, Count]]
     label_counts: list[tuple[_Pair, _Pair]]  # (K, 2, 2)
     calibration: _Calibration | None
+    sets: _Sets
     joined_calibration: _Calibration | None
     corrections: Corrections
     mAP_interval: _Interval
@@ -99,6 +108,9 @@ def _checked(content: Any) -> dict[str, Any]:
         if fold.get("num_right", 0) > fold.get("num_images", 0):
             raise ValueError("a fold has more right predictions than images")
     num_classes = len(result.get("class_names", ()))
+    sets = [result["sets"][name] for name in ("covered", "size")] if "sets" in result else []
+    if {*map(len, sets)} - {num_classes}:
+        raise ValueError(f"the sets are not of {num_classes} classes")
     for name in (*_CELLS, "label_counts"):
         sizes = {len(result[name])} if name in result else set()
         if name in _CELLS:

@@ -5,6 +5,7 @@ import math
 import os
 from typing import Any
 
+import msgspec
 import pytorch_lightning as pl
 import torch.distributed as dist
 
@@ -69,7 +70,7 @@ class Results(pl.Callback):
             "folder": os.getcwd(),  # to which relative paths of images refer
             "class_names": pl_module.class_names,
             **pl_module.counts,
-            "calibration": pl_module.calibration.as_plain(),
+            "calibration": msgspec.structs.replace(pl_module.calibration, scores=()).as_plain(),
         }
         # without a data module there are no corrections
         scanned = getattr(getattr(trainer, "datamodule", None), "scanned", None)
@@ -90,6 +91,8 @@ class Results(pl.Callback):
             print(headline, flush=True)
         if by_group is not None:
             print(f"by group: {by_group}", flush=True)
+        if "sets" in result:
+            print(result["sets"]["line"], flush=True)
         for line in pl_module.calibration.describe(pl_module.class_names):
             print(line, flush=True)
 

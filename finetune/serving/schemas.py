@@ -4,6 +4,7 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+_SET = Field(default=None, description="the prediction set; absent without --coverage")
 _NAME = Field(description="of the file, as the request has it; empty for a body without one")
 
 
@@ -29,6 +30,7 @@ class Prediction(BaseModel):
     probabilities: dict[str, float] = Field(
         description="of every class, or of the top_k most probable, in that order"
     )
+    set: list[str] | None = _SET
     looked_at: str | None = Field(
         default=None,
         description="a data: URL of a heat map of the predicted class; "
@@ -47,6 +49,7 @@ class LabelsPrediction(BaseModel):
         description="of every label, or of the top_k most probable, in that order"
     )
     thresholds: dict[str, float] = Field(description="of the same labels")
+    set: list[str] | None = _SET
     looked_at: dict[str, str | None] = Field(
         default={},
         description="for each predicted label a data: URL of its heat map; "

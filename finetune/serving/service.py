@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 from fastapi import HTTPException, Query, Request
 from starlette.requests import ClientDisconnect
 
@@ -102,6 +103,7 @@ class Service:
         probabilities = await self.batcher(images)
         self._check(uploads, probabilities)
         decided = self.predictor.decide(probabilities)
+        sets = self.predictor.calibration.sets(torch.from_numpy(probabilities))
         predictions: list[AnyPrediction] = []
         for i, upload in enumerate(uploads):
             prediction: AnyPrediction
@@ -111,6 +113,8 @@ class Service:
             else:
                 prediction = self._labels(upload, probabilities[i], decided[i], options.top_k)
                 labels = prediction.labels
+            if sets is not None:
+                prediction.set = [self.predictor.class_names[k] for k in sets[i]]
             for label in labels:
                 self.metrics.predicted.labels(label).inc()
             if options.looked_at:

@@ -11,6 +11,7 @@ from finetune.settings.schema import (
     BenchmarkSettings,
     Ckpt,
     Count,
+    Coverage,
     File,
     FitSettings,
     Folder,
@@ -149,6 +150,7 @@ class ServeSettings(Section, frozen=True):
         device: cpu, cuda or cuda:1.
         precision: 32-true or bf16-mixed; by default as in predict.
         max_batch: Images classified at a time, at most.
+        coverage: Sets of classes that have the true one for SHARE of images.
         log: A line for each request on stdout. What is otherwise there is then on stderr.
     """
 
@@ -173,6 +175,7 @@ class ServeSettings(Section, frozen=True):
         About(value="KIND"),
     ] = None
     max_batch: Count = 32
+    coverage: Coverage | None = None
     log: Literal["json"] | None = None
 
 

@@ -33,6 +33,7 @@ Count = Annotated[int, Meta(ge=1)]
 Pixels = Annotated[int, Meta(ge=MIN_PIXELS, le=MAX_PIXELS, title="PIXELS")]
 Share = Annotated[float, Meta(gt=0, le=1, title="SHARE")]
 Fraction = Annotated[float, Meta(ge=0, lt=1, title="SHARE")]
+Coverage = Annotated[float, Meta(gt=0, lt=1, title="SHARE")]
 NotNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -406,6 +407,7 @@ class FitSettings(Section, frozen=True):
         threshold: Choose a threshold for f1, accuracy, recall:0.95. Of the first of two classes, or of CLASS in
             f1:CLASS: the best one on the validation split for accuracy, f1, precision:0.95 or recall:0.99. With several
             labels, each label has one.
+        coverage: Test sets of classes that have the true one for SHARE of images.
         keep_last: Keep last.ckpt after the end, so that the run can be continued; false deletes what only resuming
             needs.
         allow_changes: Let --resume continue with another seed, batch size or training images, and so in another order.
@@ -428,7 +430,7 @@ class FitSettings(Section, frozen=True):
             "network": "backbone weights freeze",
             "training": "epochs lr optimizer class_weights seed",
             "machine": "devices workers precision",
-            "run": "out logger resume name minutes patience threshold",
+            "run": "out logger resume name minutes patience threshold coverage",
         },
     )
     data: Data = DataSettings()
@@ -453,6 +455,7 @@ class FitSettings(Section, frozen=True):
     ] = None
     patience: Annotated[Count | None, About(also="early_stopping")] = None
     threshold: Annotated[str | None, About(value="AIM", resume="fixed")] = None
+    coverage: Annotated[Coverage | None, About(also="conformal", resume="free")] = None
     keep_last: Annotated[bool, About(resume="free")] = True
     allow_changes: Annotated[bool, About(resume="free")] = False
     test_after_fit: Annotated[bool, About(resume="free")] = True
@@ -465,6 +468,8 @@ class FitSettings(Section, frozen=True):
         return self.folds or self.members or 1
 
     def __post_init__(self) -> None:
+        if self.coverage is not None and self.folds is not None:
+            raise WrongUsage("needs images that no fold was trained on: omit --folds", "coverage")
         if self.members is None:
             return
         if self.folds is not None:
@@ -515,7 +520,7 @@ class BenchmarkSettings(FitSettings, frozen=True):
 _CKPT = "CKPT is a checkpoint, a file of finetune export, or the folder of a run: its best one."
 
 
-def _measurement(command: str, split: str, name: str) -> Page:
+def _measurement(command: str, split: str, name: str, measured: str = "tta") -> Page:
     return Page(
         "CKPT [FOLDER] [options]",
         f"Measures a checkpoint on the {name} split of the data set that it was trained on, or of FOLDER: its "
@@ -526,7 +531,7 @@ def _measurement(command: str, split: str, name: str) -> Page:
             f"{command} best.ckpt --batch 256 --devices 2",
         ),
         {
-            "data": "batch data.on_bad_image tta",
+            "data": f"batch data.on_bad_image {measured}",
             "machine": "devices workers precision",
             "run": "out logger",
         },
@@ -562,11 +567,25 @@ class ValidateSettings(EvaluateSettings, frozen=True):
     page: ClassVar = _measurement("validate", "val", "validation")
 
 
-class TestSettings(EvaluateSettings, frozen=True):
-    page: ClassVar = _measurement("test", "test", "test")
+class SetSettings(EvaluateSettings, frozen=True):
+    """The settings of a command that makes prediction sets.
+
+    Attributes:
+        coverage: Sets of classes that have the true one for SHARE of images.
+    """
+
+    coverage: Coverage | None = None
+
+    def __post_init__(self) -> None:
+        if self.coverage is not None and self.tta is not None:
+            raise WrongUsage("is for predictions without --tta, as in validation", "coverage")
 
 
-class PredictSettings(EvaluateSettings, frozen=True):
+class TestSettings(SetSettings, frozen=True):
+    page: ClassVar = _measurement("test", "test", "test", "tta coverage")
+
+
+class PredictSettings(SetSettings, frozen=True):
     """The settings of a command.
 
     Attributes:
@@ -585,7 +604,7 @@ class PredictSettings(EvaluateSettings, frozen=True):
             "predict best.ckpt -- -a-name-with-a-dash.jpg",
         ),
         {
-            "predictions": "out top_k abstain_below data.group_by",
+            "predictions": "out top_k abstain_below coverage data.group_by",
             "data": "batch tta",
             "machine": "devices workers precision",
             "run": "trainer.default_root_dir logger",

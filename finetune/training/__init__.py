@@ -20,6 +20,7 @@ Calibration, fitted on the validation split:
 
 - `calibration`: probabilities and decisions from logits: a temperature, or a scale and a bias of each label.
 - `threshold`: the decision threshold for two classes, and those of several labels.
+- `prediction_sets`: sets of classes that have the true one for a share of the images.
 - `finite`: checks that probabilities are finite numbers.
 
 Length of a run:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from finetune.settings.schema import LabelKind
 from finetune.system.messages import counted
 from finetune.training.precision import double
+from finetune.training.prediction_sets import check_enough, describe_sets, kept, limit, set_scores
 from finetune.training.threshold import Aim, choose
 
 # Shapes: N images, K classes or labels.
@@ -55,6 +56,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if all images had the same class.
         unreached: Indices of the labels whose threshold misses the aim: the best common one if they have few images,
             or the default one if none reaches the aim.
+        scores: Of validation images, for `prediction_sets`: of all classes, or of each of several labels.
+        coverage: The share of the prediction sets that have the true class; None for no sets, and in files.
     """
 
     label_kind: LabelKind
@@ -65,6 +68,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aim: Aim | None = None
     reached: Annotated[float, Meta(ge=0, le=1)] | None = None
     unreached: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    scores: tuple[tuple[Annotated[float, Meta(ge=0, le=1)], ...], ...] = ()
+    coverage: float | None = None
 
     @classmethod
     def unfitted(cls, label_kind: LabelKind, num_classes: int) -> "Calibration":
@@ -88,11 +93,21 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not math.isfinite(scale):
                 return cls.unfitted("single", logits.shape[1])
             fitted = cls("single", (scale,), (0.0,), num_images=len(labels))
+            num = max(1, _CHUNK // logits.shape[1])
+            own = [
+                set_scores(fitted.probabilities(z), "single").gather(1, y[:, None]).squeeze(1)
+                for z, y in zip(logits.split(num), labels.split(num), strict=True)
+            ]
+            fitted = msgspec.structs.replace(fitted, scores=(kept(torch.cat(own)),))
             if aim is None:  # probabilities would take a multiple of the memory of the logits
                 return fitted
         else:
             scales, biases = fit_scale_and_bias(logits, labels)
             fitted = cls("several", tuple(scales.tolist()), tuple(biases.tolist()))
+            columns = set_scores(fitted.probabilities(logits), "several").T
+            pairs = zip(columns, labels.T > 0, strict=True)
+            scores = tuple(kept(column[has]) for column, has in pairs)
+            fitted = msgspec.structs.replace(fitted, scores=scores)
         return fitted.with_thresholds(fitted.probabilities(logits).numpy(), labels.numpy(), aim)
 
     def with_thresholds(
@@ -142,6 +157,29 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         is_positive = probabilities[:, positive] >= self.thresholds[0]
         return torch.where(is_positive, positive, 1 - positive)
 
+    def for_coverage(self, coverage: float | None) -> "Calibration":
+        """Return it with prediction sets that have the true class for this share of images; without sets for None.
+
+        Raises:
+            ValueError: There are too few validation images.
+        """
+        if coverage is not None:
+            check_enough(coverage, max(map(len, self.scores), default=0))
+        return msgspec.structs.replace(self, coverage=coverage)
+
+    def in_sets(self, probabilities: Tensor) -> Tensor:
+        """Return whether each class is in the prediction set of an image, from probabilities, (N, K) both."""
+        limits = [limit(scores, self.coverage or 0) for scores in self.scores]
+        return set_scores(probabilities, self.label_kind) <= probabilities.new_tensor(limits)
+
+    def sets(self, probabilities: Tensor) -> list[list[int]] | None:
+        """Return the prediction set of each image, the most probable class first; None without a coverage."""
+        if self.coverage is None:
+            return None
+        orders = probabilities.argsort(dim=1, descending=True, stable=True).tolist()
+        rows = zip(orders, self.in_sets(probabilities).tolist(), strict=True)
+        return [[k for k in order if is_in[k]] for order, is_in in rows]
+
     def without_scaling(self) -> "Calibration":
         """Return what is left of it for logits that are calibrated already: the thresholds."""
         num = len(self.scale)
@@ -170,7 +208,10 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 name = class_names[self.aim.positive]
                 measured = f"{self.aim.measure} {self.reached:.3f} on {images}"
                 lines.append(f"threshold {_digits(self.thresholds[0])} for {name}: {measured}")
-        return [*lines, f"{missed}; {instead}"] if missed else lines
+        lines += [f"{missed}; {instead}"] if missed else []
+        if self.coverage is not None:
+            lines.append(describe_sets(self.scores, self.coverage, class_names))
+        return lines
 
     def describe_unreached_aim(self, class_names: Sequence[str]) -> str:
         """Return in words that no threshold reaches the aim; "" if one does for each label, or if there is no aim."""
@@ -191,21 +232,22 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def as_plain(self) -> dict[str, Any] | None:
         """Return plain values for checkpoints and test.json; None if nothing was fitted."""
-        return msgspec.json.decode(msgspec.json.encode(self)) if self.num_images else None
+        content = msgspec.json.encode(self.for_coverage(None))
+        return msgspec.json.decode(content) if self.num_images else None
 
 
-def read_calibration(checkpoint: Mapping[str, Any]) -> Calibration:
-    """Return the calibration of a checkpoint, which may be untrusted.
+def read_calibration(checkpoint: Mapping[str, Any], coverage: float | None = None) -> Calibration:
+    """Return the calibration of a checkpoint, which may be untrusted, with prediction sets for a coverage.
 
     Raises:
-        ValueError: A value has a wrong type or range, or the values do not fit each other or the network.
+        ValueError: A value has a wrong type or range, or the values do not fit each other, the network or the coverage.
     """
     plain = checkpoint["finetune"].get("calibration")
     settings = checkpoint.get("hyper_parameters", {})
     kind = settings.get("label_kind", "single")
     num_classes = len(settings.get("class_names", ()))
     if plain is None:
-        return Calibration.unfitted(kind, num_classes)
+        return Calibration.unfitted(kind, num_classes).for_coverage(coverage)
     try:
         calibration = msgspec.convert(plain, Calibration)
         _check_fits(calibration, kind, num_classes)
@@ -214,7 +256,7 @@ def read_calibration(checkpoint: Mapping[str, Any]) -> Calibration:
         raise ValueError(
             f"the checkpoint is not as `finetune fit` writes them: in its calibration, {reason}"
         ) from error
-    return calibration
+    return calibration.for_coverage(coverage)
 
 
 def _check_fits(calibration: Calibration, kind: LabelKind, num_classes: int) -> None:
@@ -230,6 +272,8 @@ def _check_fits(calibration: Calibration, kind: LabelKind, num_classes: int) -> 
         lengths.add(len(thresholds))
     if calibration.label_kind != kind or lengths != {1 if is_single else num_classes}:
         raise msgspec.ValidationError(f"the values are not those of {num_classes} classes")
+    if calibration.scores and len(calibration.scores) != (1 if is_single else num_classes):
+        raise msgspec.ValidationError(f"the scores are not those of {num_classes} classes")
     if any(k >= num_classes for k in calibration.unreached):
         raise msgspec.ValidationError("there is no such label")
     aim = calibration.aim

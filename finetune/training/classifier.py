@@ -37,7 +37,7 @@ from finetune.training.fitted_head import FitHead, resolved_head_init
 from finetune.training.groups import Groups, group_outputs
 from finetune.training.loss import target_of
 from finetune.training.lr_schedulers import WarmupCosine, scheduler_config
-from finetune.training.measure import measure, measure_groups
+from finetune.training.measure import measure, measure_groups, measure_sets
 from finetune.training.metrics import TrainMetrics, undecodable
 from finetune.training.optimizers import (
     fuse,
@@ -155,6 +155,8 @@ class Classifier(pl.LightningModule):
         self.train_metrics = TrainMetrics(label_kind)
         # what thresholds are chosen for; None for the default of the task
         self.aim: Aim | None = None
+        # of prediction sets with a checkpoint that is tested or predicts; None for no sets
+        self.coverage: float | None = None
         self.calibration: Calibration = self.task.uncalibrated()  # of the current weights
         # value of the monitored metric before training; None if it is not measured
         self.start_score: float | None = None
@@ -277,9 +279,10 @@ class Classifier(pl.LightningModule):
     test_step = validation_step
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        """Return `index` (B,), `probabilities` (B, K), `class` and `bad` [(index, error)].
+        """Return `index` (B,), `probabilities` (B, K), `class`, `set` and `bad` [(index, error)].
 
         `class` is the index of the predicted class (B,); of several labels whether each is predicted, (B, K) bool.
+        `set` has the classes of the prediction set of each image; it is None without a coverage.
         """
         logits = self._logits(batch)
         p = self.calibration.probabilities(logits)
@@ -290,6 +293,7 @@ class Classifier(pl.LightningModule):
             "index": batch["index"],
             "probabilities": p,
             "class": self.calibration.decide(p),
+            "set": self.calibration.sets(p),
             "bad": batch["bad"],
         }
 
@@ -340,6 +344,8 @@ class Classifier(pl.LightningModule):
                 found[1]["groups"] = measure_groups(
                     self.groups, self.task, self.calibration, self.class_weight, split
                 )
+            if is_test and self.coverage is not None:
+                found[1]["sets"] = measure_sets(outputs, self.calibration)
             if is_fit:
                 fitted = Calibration.fit(outputs.logits, outputs.labels, self.aim)
         found, fitted = self.trainer.strategy.broadcast((found, fitted))
@@ -386,7 +392,7 @@ class Classifier(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_fits(checkpoint, self.hparams, self.network)
-        self.calibration = read_calibration(checkpoint)
+        self.calibration = read_calibration(checkpoint, self.coverage)
         if lightning_private.has_trainer(self):
             # Lightning converts the module after it has restored the weights, which would round float64 to float32.
             self.trainer.precision_plugin.convert_module(self)

@@ -20,7 +20,7 @@ from finetune.features.average_precision import (
 )
 from finetune.runs.best_epoch import num_trials_of_labels
 from finetune.runs.headline import INTERVAL
-from finetune.runs.intervals import wilson
+from finetune.runs.intervals import interval, percent, wilson
 from finetune.training.calibration import Calibration
 from finetune.training.groups import Groups
 from finetune.training.loss import Target
@@ -219,6 +219,32 @@ def measure_labels(
     if has_interval and not math.isnan(values["mAP"]):
         tables[INTERVAL] = list(bootstrap_interval(values["mAP"], labels, scores))
     return values, tables
+
+
+def measure_sets(outputs: Outputs, calibration: Calibration) -> dict[str, Any]:
+    """Return as plain values how prediction sets cover the classes of images.
+
+    `line` has the result in words, `sizes` the number of sets with 0, 1, 2, … classes. Of each class `covered` has the
+    number of its images whose set has it, and `size` the mean size of the sets of its images.
+    """
+    probabilities = (calibration.probabilities(logits) for logits, _ in _chunks(outputs))
+    in_set = torch.cat([calibration.in_sets(p) for p in probabilities]).numpy()
+    labels = outputs.labels.numpy()
+    has_label = labels > 0 if labels.ndim > 1 else labels[:, None] == np.arange(in_set.shape[1])
+    what = "labels" if labels.ndim > 1 else "classes"
+    size = in_set.sum(axis=1)
+    covered = (in_set & has_label).sum(axis=0)
+    hits = int(covered.sum())
+    total = int(has_label.sum())
+    share = f"{percent(hits / max(1, total))}, 95 % interval {interval(hits, total)}"
+    name = f"sets for {100 * (calibration.coverage or 0):g} %"
+    return {
+        "coverage": calibration.coverage,
+        "line": f"{name} have {hits:,} of {total:,} true {what} ({share}), {size.mean():.2f} in a set",
+        "covered": covered.tolist(),
+        "size": (size @ has_label / np.maximum(has_label.sum(axis=0), 1)).tolist(),
+        "sizes": np.bincount(size).tolist(),
+    }
 
 
 def _share(parts: Array, wholes: Array) -> Array:

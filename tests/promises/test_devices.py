@@ -77,12 +77,14 @@ def test_thirteen_images_count_once_on_two_processes(worlds):
 
 
 @promise("exact-metrics")
+@promise("prediction-sets")
 @control("exact-metrics")
 def test_the_temperature_is_fitted_on_the_images_of_both_processes(worlds):
     """In full: test_three_devices.py."""
     (alone,) = load(worlds[1], "calibrated")["scale"]
     (own,) = load(worlds[2], "control_own_temperature")["scale"]
     for rank in range(2):
+        assert is_close(load(worlds[2], "calibrated", rank), load(worlds[1], "calibrated"))
         assert load(worlds[2], "calibrated", rank)["scale"] == pytest.approx([alone], rel=1e-10)
     assert abs(own / alone - 1) > 1e-4  # the control: each process by itself
 

@@ -203,6 +203,8 @@ DAMAGED = {
         ("aim", "positive"): [2, -1, True, None, 0.0],
         ("reached",): [None, 1.5, math.nan],
         ("unreached",): [[2], 0],
+        ("scores",): [[[0.5], [0.5]], [[1.5]], [[math.nan]], [["0.5"]], [0.5], None],
+        ("coverage",): ["0.9"],
     },
     "several": {
         (): [[], 1.5, {}],
@@ -213,6 +215,7 @@ DAMAGED = {
         ("aim", "measure"): ["luck", None],
         ("aim", "least"): [2.0, math.nan],
         ("unreached",): [[4], [-1], [True], 0],
+        ("scores",): [[[0.5]] * 3, [[-0.1]] * 4, [0.5] * 4],
         ("more",): [1],
     },
 }
