@@ -51,6 +51,18 @@ class _PerImage(nn.Module):
     p: float
     keys: Tensor | None = None  # (B,) for this step, or (1,) if the whole batch shares one number
     num_calls = 0  # calls in this step, since a module may be used in several places
+    scale_by_keep = True  # timm's layers may set it to false
+
+    def forward(self, input: Tensor) -> Tensor:
+        keys = self._next_keys(input)
+        if keys is None:
+            return super().forward(input)
+        shape = (len(keys), *self._shape(input))
+        numbers = torch.arange(1, math.prod(shape[1:]) + 1, device=keys.device)
+        lowest_dropped = min(int((1 - self.p) * 2**64), 2**64 - 1) - 2**63
+        is_kept = (_nth(keys[:, None], numbers) < lowest_dropped).view(shape)
+        scale = 1 / (1 - self.p) if self.scale_by_keep and self.p < 1 else 1.0
+        return input.masked_fill(~is_kept, 0) * scale
 
     def _next_keys(self, input: Tensor) -> Tensor | None:
         """Return the keys of this call, (B,) or (1,); None if torch's generator is to be used."""
@@ -68,61 +80,32 @@ class _PerImage(nn.Module):
     def is_per_batch(self) -> bool:
         return getattr(self, "mode", "row") == "batch"
 
-    def _keep_mask(self, numbers: Tensor) -> Tensor:
-        return numbers < min(int((1 - self.p) * 2**64), 2**64 - 1) - 2**63
-
-    @property
-    def _scale(self) -> float:
-        return 1 / (1 - self.p) if self.p < 1 else 0.0
-
-
-class _Dropout(_PerImage):
-    def forward(self, input: Tensor) -> Tensor:
-        keys = self._next_keys(input)
-        if keys is None:
-            return super().forward(input)
-        shape = self._shape(input)
-        values = torch.arange(1, math.prod(shape[1:]) + 1, device=keys.device)
-        mask = self._keep_mask(_nth(keys[:, None], values)).view(shape)
-        return input.masked_fill(~mask, 0) * self._scale
-
     def _shape(self, input: Tensor) -> tuple[int, ...]:
-        return (*input.shape[:2], *[1] * (input.ndim - 2))  # whole channels
+        """Return the shape of the mask of an image. By default it is one number, as for residual branches."""
+        return (1,) * (input.ndim - 1)
 
 
-class PerImageDropout(_Dropout, nn.Dropout):
+class PerImageDropout(_PerImage, nn.Dropout):
     """Drops single values."""
 
     def _shape(self, input: Tensor) -> tuple[int, ...]:
-        return tuple(input.shape)
+        return tuple(input.shape[1:])
 
 
-class PerImageDropout2d(_Dropout, nn.Dropout2d):
+class PerImageDropout2d(_PerImage, nn.Dropout2d):
     """Drops whole channels."""
 
+    def _shape(self, input: Tensor) -> tuple[int, ...]:
+        return (input.shape[1], *[1] * (input.ndim - 2))
 
-class _DropBranch(_PerImage):
+
+class PerImageStochasticDepth(_PerImage, StochasticDepth):
     """Drops a residual branch for single images, or for the complete batch in the mode `batch` of torchvision."""
-
-    scale_by_keep = True  # timm's layers may set it to false
-
-    def forward(self, x: Tensor) -> Tensor:
-        keys = self._next_keys(x)
-        if keys is None:
-            return super().forward(x)
-        factor = self._keep_mask(keys).to(x.dtype)  # keys are random numbers
-        if self.scale_by_keep:
-            factor = factor * self._scale
-        return x * factor.view(-1, *[1] * (x.ndim - 1))
-
-
-class PerImageStochasticDepth(_DropBranch, StochasticDepth):
-    """torchvision's stochastic depth."""
 
 
 @functools.cache
 def _per_image_drop_path(drop_path: type) -> type:
-    return type("PerImageDropPath", (_DropBranch, drop_path), {})
+    return type("PerImageDropPath", (_PerImage, drop_path), {})
 
 
 _REPLACEMENTS: dict[type, type] = {
