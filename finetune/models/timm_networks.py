@@ -31,7 +31,7 @@ from finetune.system.messages import WrongUsage, did_you_mean, reason
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _MAX_CONFIG = 50_000_000  # bytes; that of ImageNet-21k's names has 3 MB
 # Arguments with which the network of a folder may have been built, next to those of timm's own network.
-_ALLOWED_ARGS = {"num_classes", "img_size", "in_chans"}
+_ALLOWED_ARGS = {"num_classes", "img_size"}
 _MOST_CHARACTERS = 200  # of a library's error message
 _MISSING = re.compile(r"Missing keys \((.+?)\)")
 
@@ -134,11 +134,31 @@ def _config_of(backbone: str, folder: str) -> _Config:
         hint = f": pass --model.backbone {PREFIX}{config.architecture}"
         raise WrongUsage(f"{path} is of {config.architecture}, not of {expected}{hint}")
     args = config.model_args or {}
-    if others := {key: value for key, value in args.items() if key not in _ALLOWED_ARGS}:
+    own: dict[str, Any] = {"in_chans": 3}
+    if "global_pool" in args:
+        own["global_pool"] = _pool(backbone) or args["global_pool"]
+    others = {
+        key: value
+        for key, value in args.items()
+        if key not in _ALLOWED_ARGS and (key not in own or value != own[key])
+    }
+    if others:
         raise WrongUsage(
             f"{path} is of a {expected} with other arguments ({others}): only timm's own networks are supported"
         )
     return config
+
+
+def _pool(backbone: str) -> str | None:
+    """Return the global pooling of a network; None if the network does not state it."""
+    with torch.device("meta"):
+        network = create(backbone, 2)
+    for module in (network, getattr(network, "head", None)):
+        pool: Any = getattr(module, "global_pool", None)
+        pool = getattr(pool, "pool_type", pool)
+        if isinstance(pool, str):
+            return pool
+    return None
 
 
 def backbone_of(folder: str) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from data_files import clothes, idx, real_data
 from loopback import LoopbackServer, reply
+from PIL import Image
 from torchvision.datasets import FashionMNIST as Source
 
 from finetune.data.datasets.download import fetch_archive
@@ -187,16 +188,16 @@ def test_fashion_mnist_is_written_once_as_images_in_class_folders(packed):
 @pytest.mark.parametrize("num_written", [0, 70])
 def test_images_of_fashion_mnist_are_all_there_or_none(packed, monkeypatch, num_written):
     written: list[Path] = []
-    write_bytes = Path.write_bytes
+    save = Image.Image.save
 
-    def full(path: Path, content: bytes) -> int:
+    def full(image: Image.Image, path: Path) -> None:
         if len(written) == num_written:
             raise OSError(errno.ENOSPC, "No space left on device")
         written.append(path)
-        return write_bytes(path, content)
+        save(image, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(Image.Image, "save", full)
         with pytest.raises(OSError, match="No space left"):
             write_images(packed)
     assert not list(packed.rglob("*.png")) and not list(packed.rglob(".images*"))
