@@ -5,14 +5,16 @@ import os
 import secrets
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from finetune.data.addresses import is_address
 from finetune.data.corrections import EXCLUDED, CorrectionsFile
 from finetune.data.listing import ScanOptions
 from finetune.data.tables.table_columns import parse_columns
 from finetune.settings.all_commands import ReviewSettings
+from finetune.settings.schema import LabelsOfTable
 from finetune.system.file_names import composed
 from finetune.system.files import check_target
 from finetune.system.messages import (
@@ -21,32 +23,31 @@ from finetune.system.messages import (
     as_wrong_usage,
     be_quiet,
     counted,
+    fault_of_names,
     shown,
 )
 
 if TYPE_CHECKING:
     from finetune.data.data_set import DataSet
 
-_FILE = "corrections.csv"
-_BACKBONE = "resnet18"
-_IMAGE_SIZE = 96  # pixels
+_KINDS: tuple[LabelsOfTable, ...] = get_args(LabelsOfTable)
+_MARKS = ";|[{"  # of several labels in a table
 _SECONDS_TO_STOP = 5.0
 _AS_FOUND = ScanOptions()
 
 
 def review(options: ReviewSettings) -> None:
-    """Correct labels on a page on this machine, the most doubtful ones first.
+    """Correct labels on a page on this machine, the most doubtful ones first, or label images that have none.
 
-    Decisions are appended to corrections.csv; no image is changed, moved or deleted. `finetune fit FOLDER
-    --data.corrections corrections.csv` trains with them.
+    Decisions are appended to corrections.csv or labels.csv; no image is changed, moved or deleted. `finetune fit FOLDER
+    --data.corrections corrections.csv` or `finetune fit labels.csv` trains with them.
     """
     be_quiet()
-    how = ScanOptions(
-        root=options.root,
-        columns=parse_columns(options.columns),
-        separator=options.label_separator,
-        labels=options.labels,
-    )
+    class_names = parse_class_names(options.labels)
+    if class_names and (options.root or options.columns or options.label_separator):
+        raise WrongUsage(
+            "--root, --columns and --label_separator are for tables, --labels CLASS,CLASS for a folder"
+        )
     if not is_address(options.folder) and not os.path.exists(options.folder):
         raise NotFound(
             f"{options.folder!r} does not exist: pass a folder of images, or a table of them"
@@ -54,7 +55,7 @@ def review(options: ReviewSettings) -> None:
     place = Path(options.folder) if os.path.isdir(options.folder) else Path(options.folder).parent
     if is_address(options.folder):
         place = Path()
-    output = Path(options.output or place / _FILE)
+    output = Path(options.output or place / ("labels.csv" if class_names else "corrections.csv"))
     check_target(output, "--out")
     output.parent.mkdir(parents=True, exist_ok=True)
     file = CorrectionsFile(output)
@@ -62,23 +63,34 @@ def review(options: ReviewSettings) -> None:
 
     with listen("127.0.0.1", options.port) as listener:
         from finetune.commands.check import label_network
-        from finetune.models.backbones import is_local
+        from finetune.models.library import DEFAULT
         from finetune.review.ranking_job import RankingJob
         from finetune.review.review_app import make_review_app
         from finetune.review.review_session import ReviewSession
         from finetune.runs.run_checkpoint import checkpoint_of
 
-        images = list_images(options.folder, how)
-        place_of_run = None if options.run is None else _folder_of_run(options.run)
-        mistakes = {} if place_of_run is None else _mistakes(images, place_of_run)
+        if class_names:
+            images = list_unlabelled(options.folder, class_names)
+        else:
+            how = ScanOptions(
+                root=options.root,
+                columns=parse_columns(options.columns),
+                separator=options.label_separator,
+                labels=next(kind for kind in _KINDS if kind == options.labels),
+            )
+            images = list_images(options.folder, how)
+        mistakes = {}
         ckpt_path = None
         weights = options.weights
-        if weights is None and place_of_run is not None:
-            ckpt_path = checkpoint_of(place_of_run)[0]
-        elif weights is None and is_local(_BACKBONE):  # so that nothing is downloaded
-            weights = "DEFAULT"
+        if options.run is not None:
+            place_of_run = _folder_of_run(options.run)
+            if images.is_labelled:
+                mistakes = _mistakes(images, place_of_run)
+            if weights == DEFAULT:
+                ckpt_path = checkpoint_of(place_of_run)[0]
+                weights = None
         with as_wrong_usage("--weights"):
-            network = label_network(weights, _BACKBONE, _IMAGE_SIZE, ckpt_path)
+            network = label_network(weights, options.backbone, options.image_size, ckpt_path)
         session = ReviewSession(images, file, _user(), mistakes)
         job = RankingJob(
             data=images,
@@ -94,17 +106,18 @@ def review(options: ReviewSettings) -> None:
 
         def announce() -> None:
             num = len(images)
-            print(
-                f"{shown(options.folder)}: {counted(num, 'image')} in {len(images.class_names)} classes"
-            )
-            if network is None:
-                print("without --weights or a run, the page shows only copies, not doubtful labels")
+            kinds = f"{len(images.class_names)} classes"
+            what = f"in {kinds}" if images.is_labelled else f"to label, of {kinds}"
+            print(f"{shown(options.folder)}: {counted(num, 'image')} {what}")
             print(f"open {address_of(listener)}/{token}/ in a browser; Ctrl-C stops", flush=True)
             job.start()
 
         serve_until_stopped(app, listener, _SECONDS_TO_STOP, announce, job.stop)
         job.join(_SECONDS_TO_STOP)
-    if file.path.exists():
+    if not images.is_labelled and file.lines:
+        root = None if output.parent == place else options.folder
+        print(f"train with the labels: {_fit_command(str(output), {'root': root})}")
+    elif file.path.exists():
         flags = {
             "root": options.root,
             "columns": options.columns,
@@ -113,6 +126,45 @@ def review(options: ReviewSettings) -> None:
             "corrections": str(file.path),
         }
         print(f"train with the corrections: {_fit_command(options.folder, flags)}")
+
+
+def parse_class_names(labels: str) -> list[str]:
+    """Return the classes in the text of `--labels`; none if it is the kind of labels of a table.
+
+    Raises:
+        WrongUsage: They are not at least two different names, as a table can have them.
+    """
+    if labels in _KINDS:
+        return []
+    names = [composed(name.strip()) for name in labels.split(",")]
+    if fault := fault_of_names(names):
+        raise WrongUsage(f"has {fault}: pass the classes, such as cat,dog", "labels")
+    for name in names:
+        if name in (*_KINDS, EXCLUDED) or any(mark in name for mark in _MARKS):
+            raise WrongUsage(f"cannot be {name!r}, which is no name of a class", "labels")
+    return names
+
+
+def list_unlabelled(folder: str, class_names: list[str]) -> "DataSet":
+    """Return the images of a folder and its subfolders, which have no labels yet.
+
+    Args:
+        folder: The folder, or its address.
+        class_names: The classes that they will have.
+
+    Raises:
+        WrongUsage: It is not a folder.
+        OSError: The folder cannot be read, or has no images.
+    """
+    from finetune.data.image_files import kind_of, normal_path
+    from finetune.data.local_folders import local_folder
+    from finetune.data.prediction_paths import unlabelled_data
+
+    root = normal_path(local_folder(folder))
+    if kind_of(root) != "folder":
+        raise WrongUsage(f"{folder} is not a folder: --labels CLASS,CLASS labels those of a folder")
+    data = unlabelled_data(root, class_names, skip=True, is_logged=True, columns={}, group_by=None)
+    return replace(data, folder=root)
 
 
 def list_images(folder: str | Path, options: ScanOptions = _AS_FOUND) -> "DataSet":

@@ -3,7 +3,8 @@
 The columns are path, was, now, by and when:
 
 - `path`: path of the image relative to the folder of the data set.
-- `was`: its class by the folder or table.
+- `was`: its class by the folder or table; empty if it has no label there. A file in which all are empty is a table of
+  labels, which `fit` takes.
 - `now`: its class by the decision. The same class confirms the label, `excluded` excludes the image, and an empty value
   withdraws earlier decisions.
 - `by`, `when`: the name of the person, and the time. They are not read, and a line may lack them.
@@ -120,8 +121,8 @@ def parse_corrections(content: bytes, file: object) -> list[Correction]:
             if not _REQUIRED <= len(values) <= len(COLUMNS):
                 raise ValueError(f"{where} has {len(values)} values, expected {len(COLUMNS)}")
             line = Correction(*values)
-            if not line.path or not line.was:
-                raise ValueError(f"{where} has no {'was' if line.path else 'path'}")
+            if not line.path:
+                raise ValueError(f"{where} has no path")
             for name in (line.was, line.now):
                 if shown(name) != name:
                     raise ValueError(f"{where}: '{shown(name)}' is not the name of a class")

@@ -115,6 +115,11 @@ class DataSet:
         return sum(map(len, self.splits.values()))
 
     @cached_property
+    def is_labelled(self) -> bool:
+        """Whether the images have labels."""
+        return self.label_kind == "several" or bool((self.targets.labels >= 0).all())
+
+    @cached_property
     def paths(self) -> PathList:
         """The path of each image, N."""
         return PathList.joined([samples.paths for samples in self.splits.values()])
@@ -159,7 +164,9 @@ class DataSet:
     def labels_of(self, i: int) -> list[int]:
         """Return the indices of the labels of image i, ascending."""
         row = self.targets.labels[i]
-        return np.flatnonzero(row).tolist() if self.label_kind == "several" else [int(row)]
+        if self.label_kind == "several":
+            return np.flatnonzero(row).tolist()
+        return [int(row)] if row >= 0 else []
 
     def name(self, i: int) -> str:
         """Return the name of image i: its path below the folder of the data set."""

@@ -41,7 +41,14 @@ from finetune.data.tables.table_columns import parse_columns
 from finetune.data.transforms import eval_transform, train_transform
 from finetune.distributed.signals import is_rank_zero
 from finetune.settings.fields import ClassSettings, check_section, own_arguments
-from finetune.settings.schema import Data, DataSettings, Interpolation, LabelKind, ResizeMode
+from finetune.settings.schema import (
+    Data,
+    DataSettings,
+    Interpolation,
+    LabelKind,
+    LabelsOfTable,
+    ResizeMode,
+)
 from finetune.system.messages import WrongUsage, as_wrong_usage
 
 DEFAULTS = DataSettings()
@@ -105,7 +112,7 @@ class ImageDataModule(pl.LightningDataModule):
         merge: list[str] | str | None = DEFAULTS.merge,
         table: str | None = DEFAULTS.table,
         columns: dict[str, str | list[str]] | str | None = DEFAULTS.columns,
-        labels: Literal["auto", "single", "several"] = DEFAULTS.labels,
+        labels: LabelsOfTable = DEFAULTS.labels,
         label_separator: str | None = DEFAULTS.label_separator,
         corrections: str | None = DEFAULTS.corrections,
         correct_test: bool = DEFAULTS.correct_test,

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress
-from typing import Literal
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from finetune.data.faults import Fault
 from finetune.data.image_files import FileStats
 from finetune.data.samples import PathList, Samples
 from finetune.data.targets import ClassIndex, MultiHot, Targets
-from finetune.settings.schema import LabelKind
+from finetune.settings.schema import LabelKind, LabelsOfTable
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, did_you_mean, fault_of_names
 
@@ -41,7 +40,7 @@ class ScanOptions:
     root: str | None = None
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     separator: str | None = None
-    labels: Literal["auto", "single", "several"] = "auto"
+    labels: LabelsOfTable = "auto"
     exclude: frozenset[str] = frozenset()
     merge: Mapping[str, str] = field(default_factory=dict)
 

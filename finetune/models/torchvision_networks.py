@@ -188,7 +188,7 @@ def read_published(backbone: str, weights: str, image_size: int | None) -> Pretr
         with nullcontext() if path.exists() else one_at_a_time(path):
             state = entry.get_state_dict(check_hash=True, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError) as error:  # torch.hub raises RuntimeError for a wrong hash
-        other = "pass other weights with --model.weights FILE, null for none"
+        other = "pass other weights with --weights FILE, null for none"
         hint = f"{other}, or: put {entry.url} at {path} by hand"
         raise OSError(f"cannot download {entry} ({error}); {hint}") from error
     preset = entry.transforms()

@@ -1,4 +1,4 @@
-"""The order of a review: images whose labels are doubtful first, each with a reason."""
+"""The order of a review: images whose labels are doubtful first, each with a reason; without labels, the questions."""
 
 # Shapes: N images, K classes.
 
@@ -34,6 +34,8 @@ class Evidence:
         copies: Sets of images that show the same photograph.
         mistakes: Images that a run has predicted wrongly: the predicted labels and the probability of the image's own.
         errors: Why an image cannot be decoded.
+        questions: The order of images that have no labels, (N,); None if they have.
+        accuracy: How many of a random sample of these a head of the answers predicts right, and the size of the sample.
     """
 
     labels: NDArray[np.integer]
@@ -41,6 +43,8 @@ class Evidence:
     copies: Sequence[Sequence[int]] = ()
     mistakes: Mapping[int, tuple[str, float]] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
+    questions: NDArray[np.int64] | None = None
+    accuracy: tuple[int, int] = (0, 0)
 
     @property
     def has_several(self) -> bool:
@@ -91,6 +95,8 @@ def order_images(data: DataSet, evidence: Evidence) -> Order:
     images or a run suggest other labels, the least probable label first. Then copies in several splits, unreadable
     images, and all others.
     """
+    if evidence.questions is not None:
+        return Order(evidence.questions, {})
     num = len(data.paths)
     tiers = np.full(num, _Tier.OTHERS)
     # order within a tier: by the probability of the labels, copies by the number of their set

@@ -2,11 +2,12 @@
 
 Images are read once (`RankingJob.inspect`). When people have corrected labels, only the probabilities are computed
 again, with these labels (`RankingJob.rank`).
+Of images without labels the job finds the next questions.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -19,6 +20,14 @@ from finetune.features.image_features import FeatureNetwork, image_features
 from finetune.features.label_errors import fold_groups, learnable_labels, out_of_fold
 from finetune.features.logistic_regression import principal_coordinates
 from finetune.review.doubts import Evidence
+from finetune.review.questions import (
+    TYPICAL_PER_CLASS,
+    estimate,
+    learn,
+    most_useful,
+    random_order,
+    typical_images,
+)
 from finetune.system.messages import reason
 
 _T = TypeVar("_T")
@@ -51,6 +60,7 @@ class ImageFacts:
         measured: Indices of the images that have features, ascending, (M,).
         coordinates: Features of these images along their principal axes, (M, R); None without a network.
         features: Their features with a mean of 0 and a norm of 1, (M, D); None without a network.
+        typical: If they have no labels, the indices into `measured` of those that represent the others.
     """
 
     copies: list[tuple[int, int]]
@@ -58,6 +68,7 @@ class ImageFacts:
     measured: NDArray[np.int64]
     coordinates: NDArray[np.float64] | None = None
     features: NDArray[np.float32] | None = None
+    typical: NDArray[np.int64] = field(default_factory=lambda: np.arange(0))
 
 
 class _Stopped(Exception):
@@ -148,6 +159,7 @@ class RankingJob(threading.Thread):
         copies = find_copies(facts, is_kept)
         measured = copies.distinct
         coordinates = unit = None
+        typical = np.arange(0)
         if self.network is not None and len(measured) > 1:
             computed = self._counted(
                 image_features(
@@ -159,15 +171,19 @@ class RankingJob(threading.Thread):
             features = np.stack(list(computed))
             unit = _unit(features)
             coordinates = principal_coordinates(features.astype(np.float64))
+            if not self.data.is_labelled:
+                typical = typical_images(unit, TYPICAL_PER_CLASS * len(self.data.class_names))
         pairs = [(int(pair.i), int(pair.j)) for pair in copies.near] + copies.repeated()
         errors = {
             index: facts.errors[index]
             for index in np.flatnonzero(~facts.is_readable & is_kept).tolist()
         }
-        return ImageFacts(pairs, errors, measured, coordinates, unit)
+        return ImageFacts(pairs, errors, measured, coordinates, unit, typical)
 
     def _evidence(self, facts: ImageFacts, now: LabelsNow) -> Evidence:
         """Return the evidence with these labels. Excluded images are no part of it."""
+        if not self.data.is_labelled:
+            return self._questions(facts, now)
         sets = connected(facts.copies, len(self.data))
         remaining = [[i for i in members if now.is_kept[i]] for members in sets]
         return Evidence(
@@ -175,6 +191,38 @@ class RankingJob(threading.Thread):
             self._probabilities(facts, now),
             copies=[members for members in remaining if len(members) > 1],
             errors={i: error for i, error in facts.errors.items() if now.is_kept[i]},
+        )
+
+    def _questions(self, facts: ImageFacts, now: LabelsNow) -> Evidence:
+        """Return the order of questions about images without labels: one at random, then the most useful ones.
+
+        Answered images come before them. Those without features, which are copies or cannot be decoded, come last.
+        """
+        num = len(self.data)
+        num_classes = len(self.data.class_names)
+        measured = facts.measured
+        is_open = now.is_kept & (now.labels < 0)
+        at_random = random_order(num)
+        at_random = at_random[np.argsort(~np.isin(at_random, measured), kind="stable")]
+        probabilities = np.full((num, num_classes), np.nan)
+        is_right = np.full(num, np.nan)
+        useful = measured[facts.typical]
+        answers = np.where(now.is_kept, now.labels, -1)[measured]
+        has_answers = len(np.unique(answers[answers >= 0])) > 1
+        if facts.coordinates is not None and has_answers:
+            probabilities[measured], is_right[measured] = learn(
+                facts.coordinates, answers, num_classes
+            )
+            useful = measured[most_useful(facts.typical, probabilities[measured])]
+        asked = at_random[~is_open[at_random]]
+        rest = at_random[is_open[at_random]]
+        order = np.concatenate([asked, rest[:1], useful, rest])
+        _, first = np.unique(order, return_index=True)  # of each image its first place counts
+        return Evidence(
+            now.labels,
+            probabilities,
+            questions=order[np.sort(first)],
+            accuracy=estimate(is_right[at_random], is_open[at_random]),
         )
 
     def _probabilities(self, facts: ImageFacts, now: LabelsNow) -> NDArray[np.float64] | None:

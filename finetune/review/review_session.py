@@ -25,13 +25,16 @@ from finetune.data.corrections import (
 )
 from finetune.data.data_set import DataSet
 from finetune.review.doubts import Evidence, Order, order_images
+from finetune.review.questions import BATCH, random_order
 from finetune.review.ranking_job import ImageFacts, LabelsNow
+from finetune.runs.intervals import interval
 from finetune.system.file_names import composed
 from finetune.system.messages import shown
 
 NUM_NEIGHBOURS = 6
 DECISIONS_TO_RANK = 20  # new decisions after which the labels are ranked again
 _NUM_SUGGESTIONS = 9
+_FEWEST_TO_ESTIMATE = 10  # random images from which an accuracy is shown
 
 Action = Literal["change", "exclude", "right", "none"]
 
@@ -96,8 +99,13 @@ class ReviewSession:
         self._is_shown = np.zeros(len(images), bool)  # by index
         self._probabilities: NDArray[np.float64] | None = None  # as in `Evidence`
         self._facts: ImageFacts | None = None
+        self._accuracy = (0, 0)  # as in `Evidence`
         self._refresh()
-        self._put_order(order_images(images, Evidence(self.labels_now().labels, mistakes=mistakes)))
+        labels = self.labels_now().labels
+        questions = None if images.is_labelled else random_order(len(images))
+        self._put_order(
+            order_images(images, Evidence(labels, mistakes=mistakes, questions=questions))
+        )
 
     def labels_now(self) -> LabelsNow:
         """Return the labels of all images as people have corrected them so far."""
@@ -120,6 +128,7 @@ class ReviewSession:
         order = order_images(self.images, replace(evidence, mistakes=self.mistakes))
         with self._lock:
             self._probabilities = evidence.probabilities
+            self._accuracy = evidence.accuracy
             self._facts = facts
             self._put_order(order.after(self.order, self._is_shown))
             self.version += 1
@@ -131,6 +140,7 @@ class ReviewSession:
             return {
                 "class_names": self.images.class_names,
                 "has_several": self.has_several,
+                "is_labelled": self.images.is_labelled,
                 "has_splits": self.images.has_splits,
                 "file": shown(self.file.path),
                 "version": self.version,
@@ -200,7 +210,8 @@ class ReviewSession:
         """Read the decisions of others. If many are new, mark the ranking as outdated."""
         self.file.refresh()
         self._read_lines()
-        if abs(len(self.file.lines) - self._num_ranked) >= DECISIONS_TO_RANK:
+        num_to_rank = DECISIONS_TO_RANK if self.images.is_labelled else BATCH
+        if abs(len(self.file.lines) - self._num_ranked) >= num_to_rank:
             self.outdated.set()
 
     def _read_lines(self) -> None:
@@ -258,14 +269,17 @@ class ReviewSession:
     def _text(self, labels: Sequence[int]) -> str:
         """Return labels as a file of corrections has them."""
         names = [self.images.class_names[k] for k in labels]
-        return join_labels(names) if self.has_several else names[0]
+        return join_labels(names) if self.has_several else "".join(names)
 
     # What the page shows
 
-    def _counts(self) -> dict[str, int]:
+    def _counts(self) -> dict[str, Any]:
         made = {i: d.action for i, d in self._decisions.items() if d.action != "none"}
         actions = Counter(made.values())
+        of_class = Counter(k for d in self._decisions.values() for k in d.labels)
         return {
+            "of_class": [of_class[k] for k in range(len(self.images.class_names))],
+            "accuracy": self._accuracy_text(),
             "images": len(self.images),
             "doubtful": len(self.order.reasons),
             "doubtful_decided": len(made.keys() & self.order.reasons.keys()),
@@ -274,6 +288,14 @@ class ReviewSession:
             "excluded": actions["exclude"],
             "right": actions["right"],
         }
+
+    def _accuracy_text(self) -> str:
+        """Return the expected accuracy with its interval; "" without labels to estimate it from."""
+        num_right, num = self._accuracy
+        if num < _FEWEST_TO_ESTIMATE:
+            return ""
+        share = f"{100 * num_right / num:.0f} %"
+        return f"{share} (95 % interval {interval(num_right, num)}, from {num} random images)"
 
     def _shown_item(self, i: int) -> dict[str, Any]:
         self._is_shown[i] = True

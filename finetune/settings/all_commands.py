@@ -15,6 +15,7 @@ from finetune.settings.schema import (
     File,
     FitSettings,
     Folder,
+    LabelsOfTable,
     Pixels,
     Positive,
     Precision,
@@ -25,6 +26,7 @@ from finetune.settings.schema import (
 )
 
 _OUT = "out o output_file"
+_CLASSES = "classes class_names label_names"
 _CKPT = "CKPT is a checkpoint, or the folder of a run: its best one."
 
 
@@ -34,13 +36,11 @@ class TableSettings(Section, frozen=True):
     Attributes:
         root: Of a table: folder that its paths start from; by default its own.
         columns: Of a table: unusual names, such as path:photo,label:breed.
-        labels: Of a table: single or several labels per image.
         label_separator: Of a table: between labels; ; and | are found without it.
     """
 
     root: Folder | None = None
     columns: Annotated[str | None, About(value="ROLE:NAME")] = None
-    labels: Literal["auto", "single", "several"] = "auto"
     label_separator: Annotated[str | None, About(value="CHARACTER")] = None
 
 
@@ -51,6 +51,7 @@ class CheckSettings(TableSettings, frozen=True):
         folder: Folder or table, as `fit` takes it.
         output: Folder of check.html and check.json.
         lists: Also write a list of files for each finding. A path on each line, an empty line between sets.
+        labels: Of a table: single or several labels per image.
         corrections: Labels that were corrected by finetune review.
         weights: Weights of a network that computes features. Labels that it finds improbable are ranked.
         backbone: The network of these weights.
@@ -72,6 +73,7 @@ class CheckSettings(TableSettings, frozen=True):
     folder: Annotated[Folder, About(place="FOLDER")] = ""
     output: Annotated[Folder, About(word="out", also=_OUT)] = "."
     lists: Folder | None = None
+    labels: LabelsOfTable = "auto"
     corrections: File | None = None
     weights: File | None = None
     backbone: Annotated[str, About(value="NAME")] = "resnet18"
@@ -85,27 +87,33 @@ class ReviewSettings(TableSettings, frozen=True):
     Attributes:
         folder: Folder or table, as `fit` takes it.
         run: Same as RUN: its mistakes come early.
-        output: By default corrections.csv in FOLDER.
-        weights: Of a ResNet-18; by default the network of RUN. Or published weights that an earlier command has
-            downloaded: for similar images and doubtful labels.
+        labels: Classes of images that have no labels. Of a table: single or several labels per image.
+        output: By default corrections.csv in FOLDER, or labels.csv for images without labels.
+        weights: Weights of the features: by default those of RUN, else published ones. These are downloaded once. With
+            null there are no similar images, doubtful labels and useful questions.
+        backbone: The network of these weights.
+        image_size: Side of its input.
         port: Port of the page; 0: any free one.
     """
 
     page: ClassVar = Page(
         "FOLDER|TABLE [RUN] [options]",
-        "Serves a page on this machine where people correct labels by the keyboard, the most doubtful ones first. Each "
-        "decision is a line of corrections.csv. No image is changed, moved or deleted. `fit` trains with the "
-        "corrections: --data.corrections FILE.",
+        "Serves a page on this machine where people correct labels by the keyboard, the most doubtful ones first, or "
+        "label images that have no labels, the most useful ones first. Each decision is a line of a file. No image is "
+        "changed, moved or deleted. `fit` trains with corrections by --data.corrections FILE, and on labels.csv.",
         (
             "review photos",
             "review photos runs/fit/version_0",
-            "fit photos --data.corrections corrections.csv",
+            "review new --labels cat,dog",
         ),
     )
     folder: Annotated[Folder, About(place="FOLDER")] = ""
     run: Annotated[Folder | None, About(place="RUN")] = None
+    labels: Annotated[str, About(value="CLASS,CLASS", also=_CLASSES)] = "auto"
     output: Annotated[File | None, About(word="out", also=_OUT)] = None
-    weights: File | None = None
+    weights: File | None = "DEFAULT"
+    backbone: Annotated[str, About(value="NAME")] = "resnet18"
+    image_size: Annotated[Pixels, About(word="size")] = 128
     port: int = 0
 
 

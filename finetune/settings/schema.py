@@ -41,6 +41,7 @@ Limit = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0, le=1)]
 Names = Annotated[list[str], Meta(max_length=10_000)]
 # Whether each image has exactly one class (softmax), or several labels or none (a sigmoid for each).
 LabelKind = Literal["single", "several"]
+LabelsOfTable = Literal["auto", "single", "several"]
 HeadInit = Literal["auto", "xavier", "probe"]
 ResizeMode = Literal["shorter_side", "squash", "whole", "pad"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -161,9 +162,7 @@ class DataSettings(Section, frozen=True):
         dict[str, str | list[str]] | str | None,
         About(value="ROLE:NAME", resume="images", holds_names=True),
     ] = None
-    labels: Annotated[
-        Literal["auto", "single", "several"], About(also="multi_label multilabel", resume="images")
-    ] = "auto"
+    labels: Annotated[LabelsOfTable, About(also="multi_label multilabel", resume="images")] = "auto"
     label_separator: Annotated[str | None, About(value="CHARACTER", resume="images")] = None
     corrections: Annotated[
         File | None, About(also="corrected_labels label_fixes", resume="images")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from browser import needs_browser
 from colours import draw_colours
-from reviews import MOVED, TOKEN, job_of
+from reviews import MOVED, TOKEN, begin_labelling, job_of
 
 from finetune.data.corrections import parse_corrections
 from finetune.review import review_session
@@ -109,6 +109,47 @@ def test_every_key(serve, wrong):
     page.keyboard.up("3")
     wait_for_another(page, second)
     assert lines(wrong)[-1] == (second, "blue", "red") and len(lines(wrong)) == 6
+
+
+def test_ten_images_without_labels_are_labelled_by_keyboard(visitor, wrong):
+    served = Served(begin_labelling(wrong, "blue", "green", "red"), visitor)
+    page = served.open()
+    names = []
+    for i in range(10):
+        names.append(shown_name(page))
+        press(page, "Space", str(i % 3 + 1))  # space is no answer
+        wait_for_another(page, names[-1])
+        if i == 4:
+            served.job.rank()
+    assert (
+        "10 of 60 images labelled: blue 4, green 3, red 3" in page.locator("#counts").inner_text()
+    )
+    assert not served.job.error and served.session.version == 1
+    last = shown_name(page)
+    press(page, "u")
+    wait_for_name(page, names[-1])
+    press(page, "2")
+    wait_for_name(page, last)
+    press(page, "x")
+    answers = ["blue", "green", "red"] * 3 + ["blue", "", "green", "excluded"]
+    found = [(line.path, line.was, line.now) for line in served.session.file.lines]
+    expected = [*names, names[-1], names[-1], last]
+    assert found == [(name, "", now) for name, now in zip(expected, answers, strict=True)]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
+def test_questions_fit_a_screen_and_a_phone(visitor, wrong, width, scheme):
+    served = Served(begin_labelling(wrong, "blue", "green", "red"), visitor)
+    for _ in range(12):
+        i = served.session.state()["next"]
+        label = served.session.images.class_names.index(served.session.images.name(i).split("/")[0])
+        served.session.decide(i, "change", [label], 0)
+    served.job.rank()
+    page = served.open(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page.locator("#neighbours img").first.wait_for(timeout=20_000)
+    page.wait_for_load_state("networkidle")
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    assert "random images" in page.locator("#counts").inner_text()
 
 
 def test_two_browsers_at_once(serve, wrong):

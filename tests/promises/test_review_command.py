@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from colours import QUICKEST
 from processes import start
+from promise import promise
 
+from finetune.cli import run
 from finetune.data.corrections import parse_corrections
 
 pytestmark = pytest.mark.slow
@@ -83,10 +86,33 @@ def test_review_saves_and_ends_at_ctrl_c(colours, fitted_runs, tmp_path):
 
 
 def test_review_that_is_killed_has_saved_what_it_has_acknowledged(colours, tmp_path):
-    with reviewed(colours, cwd=tmp_path) as review:
+    with reviewed(colours, "--weights", "null", cwd=tmp_path) as review:
         names = [review.decide(i) for i in range(5)]
         review.process.send_signal(signal.SIGKILL)
         review.process.wait(30)
     assert [line.path for line in lines_in(tmp_path)] == names
-    with reviewed(colours, cwd=tmp_path) as again:
+    with reviewed(colours, "--weights", "null", cwd=tmp_path) as again:
         assert again.ask("state")["counts"]["excluded"] == 5
+
+
+@promise("first-labels")
+def test_the_labels_of_a_killed_review_train(colours, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [colours / "train", "--labels", "cat,dog", "--weights", "null"]
+    with reviewed(*words, cwd=tmp_path) as review:
+        assert "60 images to label" in review.process.stdout
+        index = review.ask("state")["next"]
+        for i in range(40):
+            body = {"index": index, "action": "change", "labels": [i % 2], "line": 0}
+            index = review.ask("decide", json.dumps(body).encode())["item"]["next"]
+        review.process.send_signal(signal.SIGKILL)
+        review.process.wait(30)
+    root = ["--data.root", str(colours / "train")]
+    run(["fit", "c.csv", *root, *QUICKEST, "--out", "runs"])
+    result = json.loads(Path("runs/fit/version_0/test.json").read_text())
+    assert result["class_names"] == ["cat", "dog"]
+    assert sum(map(sum, result["confusion_matrix"])) == 9  # of 40, the others train
+    with reviewed(*words, cwd=tmp_path) as again:
+        again.process.send_signal(signal.SIGINT)
+        assert again.process.wait(30) == 0
+    assert f"finetune fit c.csv --data.root {colours / 'train'}" in again.process.stdout

@@ -8,7 +8,7 @@ import torch
 from starlette.testclient import TestClient
 from torch import Tensor, nn
 
-from finetune.commands.review import list_images
+from finetune.commands.review import list_images, list_unlabelled
 from finetune.data.corrections import CorrectionsFile
 from finetune.features.image_features import FeatureNetwork
 from finetune.review.ranking_job import RankingJob
@@ -31,6 +31,12 @@ def begin_review(root: Path, by: str = "me") -> ReviewSession:
     """Begin a review of a folder, with its file next to it."""
     file = CorrectionsFile(root.parent / "corrections.csv")
     return ReviewSession(list_images(root), file, by, {})
+
+
+def begin_labelling(root: Path, *names: str) -> ReviewSession:
+    """Begin a review of images that have no labels, with its file in their folder."""
+    file = CorrectionsFile(root / "labels.csv")
+    return ReviewSession(list_unlabelled(str(root), list(names)), file, "me", {})
 
 
 def client_of(session: ReviewSession) -> TestClient:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from finetune.data.addresses import is_in_bucket
+from finetune.data.corrections import COLUMNS, EXCLUDED, WITHDRAWN
 from finetune.data.faults import Fault
 from finetune.data.image_files import FileStats, file_stats, kind_of, normal_path
 from finetune.data.listing import SPLITS, Listing, ScanOptions
@@ -23,7 +24,7 @@ from finetune.data.samples import PathList
 from finetune.data.splits import group_ids
 from finetune.data.tables.table_columns import TRUTH, Columns, find_columns, split_of_values
 from finetune.data.tables.table_file import TableFile, read_table
-from finetune.settings.schema import LabelKind
+from finetune.settings.schema import LabelKind, LabelsOfTable
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, counted, shown, why_name_is_invalid
 
@@ -76,7 +77,7 @@ def list_table(path: Path, options: ScanOptions) -> Listing:
         OSError: The table cannot be read.
         ValueError: The file is not a table, or has no column for the paths or labels.
     """
-    table = read_table(path)
+    table = _decided(read_table(path))
     columns = find_columns(table, options.columns)
     labels = read_labels(table, columns, options.labels, options.separator)
     root = folder_of(table, columns.path)
@@ -122,6 +123,20 @@ def list_table(path: Path, options: ScanOptions) -> Listing:
         faults=tuple(sorted([*faults.values(), *contradictions], key=lambda fault: fault.row)),
         remark=_remark(columns, labels, num_repeated),
     )
+
+
+def _decided(table: TableFile) -> TableFile:
+    """Return the labels in a file of `finetune review` of images that had none: those of the last row of each image."""
+    if tuple(table.columns) != COLUMNS or any(table.columns["was"]):
+        return table
+    paths = table.columns["path"]
+    labels = table.columns["now"]
+    last = {composed(path): row for row, path in enumerate(paths)}
+    rows = [row for row in last.values() if labels[row] not in (WITHDRAWN, EXCLUDED)]
+    if not rows:
+        raise ValueError(f"{table.path} has no labels yet: answer some in finetune review")
+    columns = {"path": [paths[row] for row in rows], "label": [labels[row] for row in rows]}
+    return TableFile(table.path, columns, [table.lines[row] for row in rows])
 
 
 def _merged(
@@ -286,7 +301,7 @@ def _missing_files(
 def read_labels(
     table: TableFile,
     columns: Columns,
-    kind: Literal["auto", "single", "several"],
+    kind: LabelsOfTable,
     separator: str | None,
 ) -> Labels:
     """Return the labels of each row.
@@ -372,9 +387,7 @@ def _label_text(value: Any) -> str:
     return composed(str(value).strip())
 
 
-def _read_indicators(
-    table: TableFile, names: Sequence[str], kind: Literal["auto", "single", "several"]
-) -> Labels:
+def _read_indicators(table: TableFile, names: Sequence[str], kind: LabelsOfTable) -> Labels:
     """Return the labels from columns with 0 and 1. With `auto`, rows that all have exactly one 1 have one label."""
     faults: list[Fault] = []
     of_rows: list[tuple[str, ...]] = [()] * len(table)
