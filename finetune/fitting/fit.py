@@ -278,7 +278,9 @@ def train(parts: Parts, changed: str) -> None:
         _check_has_positives(trainer, parts.data)
     if parts.plan.settings.coverage is not None:
         _check_validated(trainer, parts.data, "--coverage is calibrated on validation images")
-        check_enough(parts.plan.settings.coverage, len(parts.data.splits["val"].targets))
+        of_val = parts.data.splits["val"].targets
+        used = evaluated_targets(of_val, trainer.limit_val_batches, parts.data.batch_size)
+        check_enough(parts.plan.settings.coverage, len(used))
     _check_validates_after_steps(trainer, parts.data)
     first = None if plan.start is None else plan.start.path
     run.beginning = {
