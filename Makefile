@@ -32,11 +32,14 @@ chaos: .venv/installed
 options: .venv/installed
 	$(BIN)/python tools/reference_page.py
 
-# The documentation as a searchable site in site/, with the pictures of its gallery; fails if a link leads nowhere. To read
-# it: python3 -m http.server -d site
-docs: .venv/installed
+# The documentation as a searchable site in site/; fails if a link leads nowhere. To read it: python3 -m http.server -d site
+docs: .venv/installed build/gallery
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
-	$(BIN)/python tools/gallery.py site/gallery
+	cp -r build/gallery site/
+
+# The screenshots of its gallery, made once: remove the folder to make them again.
+build/gallery: .venv/installed
+	$(BIN)/python tools/gallery.py $@
 
 lint: .venv/installed
 	$(BIN)/ruff check .

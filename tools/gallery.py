@@ -1,8 +1,8 @@
 """Make the pictures of docs/gallery.md: fits on generated images, and screenshots of their pages by Chromium.
 
-    python tools/gallery.py site/gallery
+    python tools/gallery.py build/gallery
 
-`make docs` runs it. Without Chromium it makes none.
+`make docs` runs it once. Without Chromium it makes an empty folder.
 """
 
 import re
@@ -46,7 +46,7 @@ def served(folder: Path, command: str) -> Iterator[str]:
 def make_runs(folder: Path) -> None:
     """Train a source network, fine-tune it, fit a head on it, and compare the last two."""
     run(folder, "fit --config sample_source.yaml --epochs 3 --out source --report false")
-    run(folder, f"fit --config sample.yaml --weights {SOURCE} --name finetuned")
+    run(folder, f"fit --config sample.yaml --epochs 8 --weights {SOURCE} --name finetuned")
     head = "--backbone resnet18 --size 48 --freeze backbone --name frozen"
     run(folder, f"fit data/sample/target --weights {SOURCE} {head}")
     run(folder, f"compare {FROZEN} {FINETUNED}")
@@ -73,6 +73,9 @@ def take(browser: Browser, folder: Path, out: Path) -> None:
 
     def shoot(page: Page, name: str) -> None:
         page.wait_for_timeout(300)
+        # images above the section have moved it
+        page.evaluate("document.querySelector(location.hash || 'body').scrollIntoView()")
+        page.wait_for_timeout(300)
         page.screenshot(path=out / f"{name}.png")
         page.close()
 
@@ -80,7 +83,7 @@ def take(browser: Browser, folder: Path, out: Path) -> None:
     shoot(opened(report, 700), "report")
     shoot(opened(f"{report}#classes", 460), "classes")
     shoot(opened(f"{report}#images", 620), "mistakes")
-    shoot(opened(f"{report}#calibration", 560), "calibration")
+    shoot(opened(f"{report}#calibration", 660), "calibration")
     shoot(opened((folder / "comparison.html").as_uri()), "comparison")
     shoot(opened((folder / "check.html").as_uri()), "check")
     with served(folder, f"review dishes {FINETUNED}") as address:
@@ -99,14 +102,17 @@ def take(browser: Browser, folder: Path, out: Path) -> None:
 def main(out: Path) -> None:
     if CHROMIUM is None:
         print("no Chromium on this machine: the gallery has no pictures")
+        out.mkdir(parents=True, exist_ok=True)
         return
-    out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
         make_runs(Path(place))
         make_faulty(Path(place))
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        take(browser, Path(place), out)
+        pictures = Path(place, "gallery")
+        pictures.mkdir()
+        take(browser, Path(place), pictures)
         browser.close()
+        shutil.copytree(pictures, out, dirs_exist_ok=True)
 
 
 if __name__ == "__main__":
