@@ -15,6 +15,7 @@ from finetune.api.image_inputs import ImageInput, iterate_images, pixels
 from finetune.api.prediction import LabelsPrediction, Prediction
 from finetune.api.program_process import check_not_forked
 from finetune.data.decode import DecodeError
+from finetune.features.familiarity import NONE, check_none_below
 from finetune.inference.onnx_network import ExportedNetwork
 from finetune.inference.predictor import Predictor, device_named
 from finetune.models.image_classifier import ImageClassifier
@@ -68,6 +69,7 @@ class LoadedModel(Predictor):
         on_bad_image: Literal["error", "skip"] = "error",
         abstain_below: float = 0.0,
         coverage: float | None = None,
+        none_below: float = 0.0,
     ) -> list[Any]:
         """Predict the class or the labels of each image, as `finetune predict` does.
 
@@ -81,6 +83,7 @@ class LoadedModel(Predictor):
                 positions of the others.
             abstain_below: Predict `unsure` where the class has a lower probability than this, from 0 to 1.
             coverage: Also predict a `set` of classes, which has the true one for this share of images, in (0, 1).
+            none_below: Predict `none` where the image is less familiar than this share of the validation images.
 
         Returns:
             A list with a prediction for each image, in order, also for a single image: a `Prediction`, or a
@@ -103,16 +106,23 @@ class LoadedModel(Predictor):
                 "abstain_below is for one class per image, and this network predicts several labels"
             )
         calibration = self.calibration.for_coverage(coverage)
+        if none_below:
+            check_none_below(none_below, self.familiarity, self.class_names)
         predictions: list[Prediction | LabelsPrediction] = []
         for inputs, prepared in self._batches(images, on_bad_image):
-            probabilities = self.classify(prepared)
+            probabilities, familiar = self.classify_familiar(prepared)
             decided = self.decide(probabilities, [one.name for one in inputs])
             sets: Any = calibration.sets(torch.from_numpy(probabilities)) or [None] * len(inputs)
-            columns = (inputs, probabilities.tolist(), decided.tolist(), sets)
-            for one, row, choice, in_set in zip(*columns, strict=True):
+            known = [None] * len(inputs) if familiar is None else familiar.tolist()
+            columns = (inputs, probabilities.tolist(), decided.tolist(), sets, known)
+            for one, row, choice, in_set, how_familiar in zip(*columns, strict=True):
                 prediction = self._prediction(one, row, choice, abstain_below)
                 names = None if in_set is None else tuple(self.class_names[k] for k in in_set)
-                predictions.append(replace(prediction, set=names))
+                prediction = replace(prediction, set=names)
+                if how_familiar is not None and isinstance(prediction, Prediction):
+                    label = NONE if how_familiar < none_below else prediction.label
+                    prediction = replace(prediction, label=label, familiar=how_familiar)
+                predictions.append(prediction)
         return predictions
 
     def embed(

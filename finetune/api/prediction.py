@@ -2,18 +2,23 @@
 
 from dataclasses import dataclass, field
 
+from finetune.runs.prediction_rows import UNSURE
+
 
 @dataclass(frozen=True)
 class Prediction:
     """The prediction for one image.
 
     Attributes:
-        label: The predicted class; `unsure` if its probability is below `abstain_below`.
-        probability: Probability of the predicted class, also where the label is `unsure`.
+        label: The predicted class; `none` if `familiar` is below `none_below`; `unsure` if its probability is below
+            `abstain_below`.
+        probability: Probability of the predicted class, also where the label is `unsure` or `none`.
         probabilities: Probability of each class, by name, in the order of `class_names`.
         path: The image's file, if it was read from one.
         index: The image's position among those passed; each file of a folder or glob counts.
         set: The prediction set, the most probable first; None without `coverage`.
+        familiar: How much the image is like the training images: the share of the validation images that are as little
+            like them, or less. None if the model does not know.
     """
 
     label: str
@@ -22,11 +27,12 @@ class Prediction:
     path: str | None = None
     index: int = 0
     set: tuple[str, ...] | None = None
+    familiar: float | None = None
 
     @property
     def unsure(self) -> bool:
         """Whether the label is `unsure`."""
-        return self.label not in self.probabilities
+        return self.label == UNSURE and UNSURE not in self.probabilities
 
 
 @dataclass(frozen=True)

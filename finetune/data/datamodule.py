@@ -3,6 +3,7 @@
 import hashlib
 import math
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
@@ -296,7 +297,13 @@ class ImageDataModule(pl.LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         end_workers()
 
-    def loader(self, split: str, train: bool = False, is_limited: bool = False) -> DataLoader:
+    def loader(
+        self,
+        split: str,
+        train: bool = False,
+        is_limited: bool = False,
+        only: Sequence[int] | None = None,
+    ) -> DataLoader:
         """Return the loader of this rank's batches.
 
         In training it starts at the batch where the run continues. In evaluation it reads the split in order.
@@ -305,6 +312,7 @@ class ImageDataModule(pl.LightningDataModule):
             split: train, val, test or predict.
             train: Load for training, not for evaluation.
             is_limited: Apply the Trainer's limit of evaluation batches.
+            only: Indices of the images to read in an evaluation, all on this rank; None for its share of all.
 
         Raises:
             ValueError: There is no such split.
@@ -314,7 +322,7 @@ class ImageDataModule(pl.LightningDataModule):
         trainer = self.trainer
         rank = 0
         world_size = 1
-        if trainer is not None:
+        if trainer is not None and only is None:
             rank = trainer.global_rank
             world_size = trainer.world_size
         num = len(self.splits[split])
@@ -334,8 +342,11 @@ class ImageDataModule(pl.LightningDataModule):
             if is_limited and trainer is not None:
                 limit = getattr(trainer, f"limit_{split}_batches")
                 num_evaluated = num_within(limit, num, self.batch_size)
-            key = None
-            if num_evaluated < num and split != "predict":
+            key: Callable[[int], Any] | None = None
+            if only is not None:
+                num_evaluated = len(only)
+                key = only.__getitem__
+            elif num_evaluated < num and split != "predict":
                 key = partial(evenly_spaced, num=num_evaluated, num_images=num)
             batches = EvalBatches(
                 num_evaluated, math.ceil(self.batch_size / world_size), rank, world_size, key

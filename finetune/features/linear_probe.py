@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.collectives import gather_on_rank_zero
+from finetune.features.familiarity import class_means, recorded_features
 from finetune.features.logistic_regression import Probe, fit_probe
 from finetune.models.stages import head
 from finetune.system.messages import counted, shown
@@ -31,6 +32,7 @@ class FittedHead:
         logits: Logits of the training images, (N, K); empty on ranks other than 0.
         labels: Labels of the same images, (N,) or (N, K); empty on ranks other than 0.
         weights: Weights of the same images, (N,); None for 1 each.
+        means: Class means of the features, (K, D); None on ranks other than 0, and for several labels.
         num_images: N.
         seconds: Time to compute the features and to fit the head.
     """
@@ -39,6 +41,7 @@ class FittedHead:
     logits: Tensor
     labels: Tensor
     weights: Tensor | None
+    means: Tensor | None
     num_images: int
     seconds: float
 
@@ -113,11 +116,15 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
         linear.weight.copy_(torch.from_numpy(probe.weight))
         linear.bias.copy_(torch.from_numpy(probe.bias))
     num_own = len(y) if trainer.is_global_zero else 0
+    means = None
+    if num_own and y.ndim == 1:
+        means = class_means(torch.from_numpy(x), torch.from_numpy(y), len(class_weights))
     return FittedHead(
         probe=probe,
         logits=torch.from_numpy(x[:num_own] @ probe.weight.T + probe.bias),
         labels=torch.from_numpy(y[:num_own]),
         weights=None if image_weights is None else torch.from_numpy(image_weights[:num_own]),
+        means=means,
         num_images=num_images,
         seconds=time.perf_counter() - began,
     )
@@ -158,36 +165,29 @@ def head_inputs(
         linear: The head.
         batches: The batches of this rank.
     """
-    parts = list(_batches(trainer, forward, linear, batches))
+    parts = list(head_inputs_of_rank(trainer, forward, linear, batches))
     own = tuple(torch.cat(column) for column in zip(*parts, strict=True))
     of_ranks = gather_on_rank_zero(own, trainer)  # before float64, which doubles the size
     features, labels, indices = (torch.cat(column) for column in zip(*of_ranks, strict=True))
     return features.double().numpy(), labels.numpy(), indices.numpy()
 
 
-def _batches(
+@torch.no_grad()
+def head_inputs_of_rank(
     trainer: pl.Trainer,
     forward: Callable[[Tensor], Tensor],
     linear: nn.Linear,
     batches: Iterable[dict[str, Any]],
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield the inputs of the head, the labels and the indices of the images of each batch."""
-    inputs_of_head: list[Tensor] = []
-
-    def record_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        inputs_of_head.append(inputs[0])
-
-    handle = linear.register_forward_pre_hook(record_input)
-    try:
+    """Yield the inputs of the head, the labels and the indices of the images of each batch of this rank."""
+    with recorded_features(linear) as recorded:
         for batch in batches:
             images = batch["image"].to(trainer.strategy.root_device)
             if len(images):
                 with trainer.precision_plugin.forward_context():
                     forward(images)
-                yield inputs_of_head[-1].cpu(), batch["label"], batch["index"]
-            inputs_of_head.clear()
+                yield recorded[-1].cpu(), batch["label"], batch["index"]
+            recorded.clear()
         # A rank without images also needs tensors to concatenate. Labels of any shape can follow an empty vector.
         none = torch.empty(0, dtype=torch.int64)
         yield torch.empty(0, linear.in_features), none, none
-    finally:
-        handle.remove()

@@ -18,6 +18,7 @@ from finetune.data.datamodule import ImageDataModule, open_data
 from finetune.data.drawn_splits import BY_FOLDER
 from finetune.data.seen import exclude_seen
 from finetune.data.transforms import PREPARATION, preparation
+from finetune.features.familiarity import check_none_below, read_familiarity
 from finetune.fitting.build import (
     arguments_in_effect,
     build_trainer,
@@ -96,6 +97,10 @@ def evaluate(layers: Layers) -> Run:
     if isinstance(settings, PredictSettings):
         # the prediction for a single image is printed
         run.leaves_folder = len(data.splits["predict"]) > 1 and settings.output is None
+        if settings.none_below:
+            is_known = not settings.model.compile
+            familiarity = read_familiarity(checkpoint, model.network) if is_known else None
+            check_none_below(settings.none_below, familiarity, model.class_names)
     config = config_text(replaced(settings, {"trainer.default_root_dir": shown_place(root)}))
     trainer = build_trainer(settings.trainer, run, config, _callbacks(settings, run))
     with closing(trainer, run):
@@ -109,8 +114,8 @@ def evaluate(layers: Layers) -> Run:
 def _callbacks(settings: EvaluateSettings, run: Run) -> list[Callback]:
     callbacks: list[Callback] = [AverageFlip()] if settings.tta else []
     if isinstance(settings, PredictSettings):
-        writer = PredictionWriter(run, settings.output, settings.top_k, settings.abstain_below)
-        callbacks.append(writer)
+        limits = (settings.abstain_below, settings.none_below)
+        callbacks.append(PredictionWriter(run, settings.output, settings.top_k, *limits))
     elif run.command == "test":
         callbacks.append(AnswersWriter(run))
     return callbacks

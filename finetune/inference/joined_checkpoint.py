@@ -95,6 +95,7 @@ def join_checkpoints(
             "calibration": calibration.as_plain(),
             "data_fingerprint": fingerprint,
             "seen": seen,
+            "familiarity": None,  # the members have different features
             "train_metrics": None,
         },
     }

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from finetune.data.transforms import eval_transform, preparation
+from finetune.features.familiarity import read_familiarity, recorded_features
 from finetune.inference.class_activation import mean_activation
 from finetune.inference.onnx_network import ExportedNetwork, put_exported
 from finetune.models.ensemble import member_label
 from finetune.models.image_classifier import build_image_classifier, check_first_pass
+from finetune.models.stages import head
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.settings.schema import LabelKind
 from finetune.system.messages import WrongUsage
@@ -49,6 +51,7 @@ class Predictor:
         preparation: Arguments of `eval_transform`, which prepares an image for the network.
         batch_size: Default batch size of `finetune predict`. The last bits of the results depend on the batch size.
         calibration: Turns logits into probabilities and probabilities into classes.
+        familiarity: Tells how much images are like the training images; None if the checkpoint does not know.
         class_names: Names of the columns of the probabilities.
         backbone: The name of the network.
         label_kind: `single` if each image has exactly one class, `several` if it has several labels or none.
@@ -115,6 +118,7 @@ class Predictor:
         check_first_pass(self.model, self.backbone, self.image_size)
         self.model.to(self.device)
         self.calibration = read_calibration(checkpoint, coverage)
+        self.familiarity = read_familiarity(checkpoint, self.model.network)
         self.versions = {
             "finetune": checkpoint["finetune"]["version"],
             "torch": checkpoint["finetune"]["torch"],
@@ -150,10 +154,22 @@ class Predictor:
 
         The probabilities may be NaN or infinite. `check` and `decide` raise an error then.
         """
+        return self.classify_familiar(images)[0]
+
+    def classify_familiar(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return what `classify` does, and the familiarity of each image, (N,) float64; None if it is not known."""
         dtype = _MIXED.get(self.precision)
-        with torch.no_grad(), torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+        linear = None if self.familiarity is None else head(self.model.network)
+        with (
+            torch.no_grad(),
+            torch.autocast(self.device.type, dtype, enabled=dtype is not None),
+            recorded_features(linear) as features,
+        ):
             logits = self.model(self.pixels(images))
-        return self.calibration.probabilities(logits).cpu().numpy()
+        probabilities = self.calibration.probabilities(logits).cpu().numpy()
+        if self.familiarity is None:
+            return probabilities, None
+        return probabilities, self.familiarity.of(features[0]).numpy()
 
     def check(self, probabilities: np.ndarray, names: Sequence[object] | None = None) -> None:
         """Check that probabilities are finite.

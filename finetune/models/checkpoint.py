@@ -130,6 +130,16 @@ def _is_seen(value: Any) -> bool:
     )
 
 
+def _is_familiarity(value: Any) -> bool:
+    """Return whether a value has the form of `features.familiarity`: class means (K, D) and cosines (N,)."""
+    if type(value) is not dict or value.keys() != {"means", "cosines"}:
+        return value is None
+    return len(value["cosines"]) > 0 and all(
+        _is_dense(one) and one.dtype == torch.float32 and one.ndim == ndim and one.isfinite().all()
+        for one, ndim in ((value["means"], 2), (value["cosines"], 1))
+    )
+
+
 def _are_train_metrics(value: Any) -> bool:
     """Return whether a value has the form of `TrainMetrics.sums`; None for an exported file."""
     return value is None or (
@@ -232,6 +242,7 @@ FINETUNE = MappingProxyType(
         "calibration": Rule(
             "a calibration, or null", lambda value: value is None or type(value) is dict
         ),
+        "familiarity": Rule("class means and cosines, or null", _is_familiarity),
     }
 )
 

@@ -146,6 +146,8 @@ def _summary(run: RunRecord) -> Iterator[tuple[str, str]]:
         yield "image size", f"{size} pixels"
     if facts.best:
         yield "best.ckpt", facts.best.weights
+    if "unfamiliar" in run.result:
+        yield "unlike the training images", f"{percent(run.result['unfamiliar'])} of test"
     if facts.seconds:
         yield "time", duration(facts.seconds)
     yield "run", run.name

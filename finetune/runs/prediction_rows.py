@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # pages read the separator without torch
     from torch import Tensor
 
 UNSURE = "unsure"  # predicted instead of a class that is not probable enough
+NONE = "none"  # predicted instead of a class for an image that is not familiar enough
 DIGITS = 7  # of a probability
 NUM_BEST = 5  # classes in a row of a test with many classes
 MANY_CLASSES = 50  # with more classes, the rows of `test` have only the most probable ones
@@ -35,6 +36,7 @@ class Predicted(NamedTuple):
         error: Why it cannot be decoded; "" for nothing.
         means: Of several labels and a group, the mean of the probabilities of its images, K, whose largest are `p`.
         in_set: Indices of the classes or labels of its prediction set, the most probable first; None without sets.
+        familiar: Its familiarity, from 0 to 1; None if it is not known.
     """
 
     path: str
@@ -43,10 +45,15 @@ class Predicted(NamedTuple):
     error: str = ""
     means: Sequence[float] = ()
     in_set: Sequence[int] | None = None
+    familiar: float | None = None
 
 
 def predicted(
-    paths: Sequence[str], probabilities: "Tensor", decided: "Tensor", sets: Any = None
+    paths: Sequence[str],
+    probabilities: "Tensor",
+    decided: "Tensor",
+    sets: Any = None,
+    familiar: "Tensor | None" = None,
 ) -> Iterator[Predicted]:
     """Yield the predictions for images that could be decoded.
 
@@ -55,12 +62,15 @@ def predicted(
         probabilities: (B, K).
         decided: The predicted class of each image (B,), or whether each label is predicted (B, K).
         sets: Their prediction sets, as `Predicted.in_set`, B; None without sets.
+        familiar: The familiarity of each image (B,); None if it is not known.
     """
-    columns = (paths, probabilities.tolist(), decided.tolist(), sets or [None] * len(paths))
-    for path, p, own, in_set in zip(*columns, strict=True):
+    none = [None] * len(paths)
+    known = none if familiar is None else familiar.tolist()
+    columns = (paths, probabilities.tolist(), decided.tolist(), sets or none, known)
+    for path, p, own, in_set, how_familiar in zip(*columns, strict=True):
         is_class = isinstance(own, int)
         chosen = [own] if is_class else [k for k, is_chosen in enumerate(own) if is_chosen]
-        yield Predicted(path, chosen, p, in_set=in_set)
+        yield Predicted(path, chosen, p, in_set=in_set, familiar=how_familiar)
 
 
 class Rows:
@@ -78,6 +88,7 @@ class Rows:
         abstain_below: Predict `unsure` if the predicted class is less probable than that.
         has_groups: Whether the images have groups.
         has_sets: Whether images have prediction sets, for a column `set`.
+        none_below: Predict `none` if the image is less familiar than that; None if no familiarity is known.
     """
 
     def __init__(
@@ -89,10 +100,12 @@ class Rows:
         abstain_below: float = 0.0,
         has_groups: bool = False,
         has_sets: bool = False,
+        none_below: float | None = None,
     ) -> None:
         self.names = names
         self.thresholds = thresholds
         self.abstain_below = abstain_below
+        self.none_below = none_below
         if top_k is not None and top_k > len(names):
             raise WrongUsage(f"--top_k {top_k}: there are only {len(names)} classes")
         if abstain_below and UNSURE in names:
@@ -112,7 +125,9 @@ class Rows:
         else:
             best = range(2, self.top_k + 1)
             columns += [f"{what}_{i}" for i in best for what in ("class", "probability")]
-        own = [*columns, *(["set"] if has_sets else [])]  # groups have no sets
+        # groups have neither sets nor familiarity
+        own = [*columns, *(["set"] if has_sets else [])]
+        own += [] if none_below is None else ["familiar"]
         self.columns = ["path", *(["group"] if has_groups else []), *own, "error"]
         means = [] if thresholds is None else [f"mean_{name}" for name in names]
         self.group_columns = ["group", "images", *columns, *means, "error"]
@@ -133,6 +148,8 @@ class Rows:
         row[self._true] = self._joined(self.names[k] for k in true)
         if one.error:
             return row
+        if one.familiar is not None:
+            row["familiar"] = round(one.familiar, DIGITS)
         p = [round(value, DIGITS) for value in one.p]
         if self.thresholds is None:
             row |= {"class": self.predictions(one)[0], "probability": p[one.chosen[0]]}
@@ -158,7 +175,9 @@ class Rows:
         return nsmallest(num, range(len(one.p)), key=lambda k: (k not in one.chosen, -one.p[k]))
 
     def predictions(self, one: Predicted) -> list[str]:
-        """Return the predicted class, which may be `unsure`, or the predicted labels."""
+        """Return the predicted class, which may be `none` or `unsure`, or the predicted labels."""
+        if one.familiar is not None and one.familiar < (self.none_below or 0):
+            return [NONE]
         if self.thresholds is None and one.p[one.chosen[0]] < self.abstain_below:
             return [UNSURE]
         return [self.names[k] for k in one.chosen]

@@ -58,6 +58,7 @@ class PredictionWriter(pl.Callback):
         output: Another .csv file to write.
         top_k: Write the k most probable classes and their probabilities, best first, not a column for each class.
         abstain_below: Predict `unsure` if the predicted class is less probable than that. Probabilities are the same.
+        none_below: Predict `none` if the image is less familiar than that.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class PredictionWriter(pl.Callback):
         output: str | None = None,
         top_k: int | None = None,
         abstain_below: float | None = None,
+        none_below: float | None = None,
     ) -> None:
         if output and Path(output).suffix.lower() != ".csv":
             raise WrongUsage(f"--out {output}: predictions are a .csv")
@@ -79,6 +81,7 @@ class PredictionWriter(pl.Callback):
         self.output = output
         self.top_k = top_k
         self.abstain_below = abstain_below or 0.0
+        self.none_below = none_below or 0.0
         self._own = _OfRank(Counter(), 0, None)
         self._part: IO[str] | None = None
         self._has_begun = False
@@ -112,6 +115,7 @@ class PredictionWriter(pl.Callback):
             abstain_below=self.abstain_below,
             has_groups=samples.groups is not None,
             has_sets=pl_module.coverage is not None,
+            none_below=None if pl_module.familiarity is None else self.none_below,
         )
         if trainer.is_global_zero:
             log.info("predicting %s", counted(len(samples), "image"))
@@ -143,7 +147,7 @@ class PredictionWriter(pl.Callback):
         indices = outputs["index"].tolist()
         paths = [samples.paths[i] for i in indices]
         columns = outputs["probabilities"].cpu(), outputs["class"].cpu(), outputs["set"]
-        results = predicted(paths, *columns)
+        results = predicted(paths, *columns, outputs["familiar"])
         of_batch = dict(zip(indices, results, strict=True))
         for i, error in outputs["bad"]:
             of_batch[i] = Predicted(samples.paths[i], error=error)

@@ -60,6 +60,7 @@ class _Tables(TypedDict, total=False):
     joined_calibration: _Calibration | None
     corrections: Corrections
     mAP_interval: _Interval
+    unfamiliar: Share
     folds: list[_Fold]
     num_mixed: Count
     num_unread: Count

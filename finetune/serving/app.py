@@ -13,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 import finetune
 from finetune.data.decode import IMAGE_KINDS
+from finetune.features.familiarity import BELOW
 from finetune.inference.predictor import Predictor
 from finetune.serving.access_log import AccessLog
 from finetune.serving.errors import ERROR_HANDLERS
@@ -87,7 +88,8 @@ def make_app(
 def _open_routes(service: Service, has_token: bool) -> APIRouter:
     """Return the routes that need no token: they reveal nothing about the model."""
     router = APIRouter()
-    page = render("serving/page.html", has_token=has_token, limits=service.limits)
+    limits = service.limits
+    page = render("serving/page.html", has_token=has_token, limits=limits, unfamiliar=BELOW)
 
     @router.get("/", include_in_schema=False)
     async def show_page() -> HTMLResponse:

@@ -31,6 +31,11 @@ class Prediction(BaseModel):
         description="of every class, or of the top_k most probable, in that order"
     )
     set: list[str] | None = _SET
+    familiar: float | None = Field(
+        default=None,
+        description="the share of the validation images that are as little like the training images: "
+        "below 0.05 the image is probably of none of the classes; absent if it is not known",
+    )
     looked_at: str | None = Field(
         default=None,
         description="a data: URL of a heat map of the predicted class; "

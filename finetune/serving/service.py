@@ -52,9 +52,7 @@ class Service:
         self.limits = limits
         self.capacity = Capacity(limits.max_waiting)
         self.metrics = ServiceMetrics(predictor.class_names, lambda: self.capacity.waiting)
-        self.batcher = Batcher(
-            lambda images: predictor.classify(images), max_batch, self.metrics.batches.observe
-        )
+        self.batcher = Batcher(self._classify, max_batch, self.metrics.batches.observe)
         self.decoders = ThreadPoolExecutor(num_cores(), thread_name_prefix="decoder")
         self.is_stopping = False
 
@@ -100,7 +98,8 @@ class Service:
 
     async def _predict_uploads(self, uploads: Sequence[Upload], options: PredictOptions) -> Answer:
         images = await self._decode(uploads)
-        probabilities = await self.batcher(images)
+        rows = await self.batcher(images)
+        probabilities = rows[:, : len(self.predictor.class_names)]
         self._check(uploads, probabilities)
         decided = self.predictor.decide(probabilities)
         sets = self.predictor.calibration.sets(torch.from_numpy(probabilities))
@@ -109,6 +108,8 @@ class Service:
             prediction: AnyPrediction
             if self.predictor.label_kind == "single":
                 prediction = self._prediction(upload, probabilities[i], decided[i], options.top_k)
+                if self.predictor.familiarity is not None:
+                    prediction.familiar = round(float(rows[i, -1]), DIGITS)
                 labels = [prediction.label]
             else:
                 prediction = self._labels(upload, probabilities[i], decided[i], options.top_k)
@@ -205,6 +206,11 @@ class Service:
         order = (-probabilities).argsort(kind="stable")[:top_k]
         names = self.predictor.class_names
         return {names[k]: round(float(probabilities[k]), DIGITS) for k in order}
+
+    def _classify(self, images: np.ndarray) -> np.ndarray:
+        """Return the probabilities of images (N, K), followed by their familiarity if it is known (N, K + 1)."""
+        probabilities, familiar = self.predictor.classify_familiar(images)
+        return probabilities if familiar is None else np.column_stack([probabilities, familiar])
 
     async def _heat_map(self, image: np.ndarray, label: str) -> str | None:
         """Return the heat map of a class as a data URL; None if the network has none that is fine enough."""

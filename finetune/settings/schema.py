@@ -591,6 +591,8 @@ class PredictSettings(SetSettings, frozen=True):
         output: A .csv; default runs/predict/version_N/predictions.csv.
         top_k: Only the k most probable classes.
         abstain_below: Predict unsure if no class is that probable. From 0 to 1.
+        none_below: Predict none if an image is less familiar than this share of the validation images: it is probably
+            of none of the classes. 0.05 refuses about 5 % of the images of the classes.
     """
 
     page: ClassVar = Page(
@@ -603,7 +605,7 @@ class PredictSettings(SetSettings, frozen=True):
             "predict best.ckpt -- -a-name-with-a-dash.jpg",
         ),
         {
-            "predictions": "out top_k abstain_below coverage data.group_by",
+            "predictions": "out top_k abstain_below none_below coverage data.group_by",
             "data": "batch tta",
             "machine": "devices workers precision",
             "run": "trainer.default_root_dir logger",
@@ -612,3 +614,4 @@ class PredictSettings(SetSettings, frozen=True):
     output: Annotated[File | None, About(word="out", also="out o output_file")] = None
     top_k: Annotated[Count | None, About(value="K", also="k top topk")] = None
     abstain_below: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, About(value="P")] = None
+    none_below: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, About(value="P")] = None

@@ -20,8 +20,15 @@ from finetune.data.class_weights import (
 )
 from finetune.data.samplers import run_seed
 from finetune.data.samples import Samples
+from finetune.distributed.collectives import gather_on_rank_zero
 from finetune.distributed.global_loss import GlobalLoss, set_ddp_arguments, zero_loss
 from finetune.distributed.sync_batch_norm import share_statistics
+from finetune.features.familiarity import (
+    BELOW,
+    Familiarity,
+    read_familiarity,
+    recorded_features,
+)
 from finetune.models import stages
 from finetune.models.image_classifier import build_image_classifier
 from finetune.models.weights import load_pretrained, read_weights
@@ -157,10 +164,14 @@ class Classifier(pl.LightningModule):
         self.aim: Aim | None = None
         # of prediction sets with a checkpoint that is tested or predicts; None for no sets
         self.coverage: float | None = None
+        # of a solved head: the class means of the features, on rank 0; of a checkpoint: the familiarity of images
+        self.class_means: Tensor | None = None
+        self.familiarity: Familiarity | None = None
         self.calibration: Calibration = self.task.uncalibrated()  # of the current weights
         # value of the monitored metric before training; None if it is not measured
         self.start_score: float | None = None
         self._collector = Collector()
+        self._familiar: list[Tensor] = []  # of each batch, (B,)
         # of the last evaluation outside of a fit: the outputs, on rank 0; and of each the tables behind its metrics
         self.outputs: Outputs | None = None
         self.groups: Groups | None = None  # of these images, if they have groups
@@ -265,12 +276,14 @@ class Classifier(pl.LightningModule):
     def on_validation_epoch_start(self) -> None:
         self._collector = Collector()
         self.groups = None
+        self._familiar = []
 
     on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        logits = self._logits(batch)
+        logits, familiar = self._logits(batch)
         self._collector.add(batch, logits)
+        self._familiar.append(torch.empty(0) if familiar is None else familiar)
         # in a fit the loss is checked, without waiting for the device
         if self.trainer.state.fn != "fit":
             p = self.calibration.probabilities(logits)
@@ -279,12 +292,13 @@ class Classifier(pl.LightningModule):
     test_step = validation_step
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        """Return `index` (B,), `probabilities` (B, K), `class`, `set` and `bad` [(index, error)].
+        """Return `index` (B,), `probabilities` (B, K), `class`, `set`, `familiar` and `bad` [(index, error)].
 
         `class` is the index of the predicted class (B,); of several labels whether each is predicted, (B, K) bool.
-        `set` has the classes of the prediction set of each image; it is None without a coverage.
+        `set` has the classes of the prediction set of each image; it is None without a coverage. `familiar` is the
+        familiarity of each image (B,); None if it is not known.
         """
-        logits = self._logits(batch)
+        logits, familiar = self._logits(batch)
         p = self.calibration.probabilities(logits)
         check_evaluated(p, batch["index"], self.trainer)
         if self._with_groups("predict") is not None:
@@ -294,14 +308,19 @@ class Classifier(pl.LightningModule):
             "probabilities": p,
             "class": self.calibration.decide(p),
             "set": self.calibration.sets(p),
+            "familiar": familiar,
             "bad": batch["bad"],
         }
 
-    def _logits(self, batch: dict[str, Any]) -> Tensor:
-        """Return the logits of a batch in an evaluation, (B, K)."""
+    def _logits(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """Return the logits of a batch in an evaluation (B, K), and the familiarity of its images (B,), if known."""
         if not len(batch["image"]):
-            return torch.empty(0, len(self.class_names), device=self.device)
-        return self(batch["image"])
+            return torch.empty(0, len(self.class_names), device=self.device), None
+        if self.familiarity is None or self.trainer.state.fn == "fit":
+            return self(batch["image"]), None
+        with recorded_features(stages.head(self.network)) as features:
+            logits = self(batch["image"])
+        return logits, self.familiarity.of(features[0])
 
     def on_validation_epoch_end(self) -> None:
         self._end_evaluation("val")
@@ -328,6 +347,7 @@ class Classifier(pl.LightningModule):
             ValueError: No image could be decoded. All ranks raise it.
         """
         outputs = self._collector.gather(self.trainer)
+        of_ranks = gather_on_rank_zero(self._familiar, self.trainer)
         self._collector = Collector()
         is_fit = self.trainer.state.fn == "fit"
         found = None
@@ -352,6 +372,9 @@ class Classifier(pl.LightningModule):
         if found is None:
             raise ValueError(undecodable(split))
         values, self.counts = found
+        familiar = torch.cat([torch.empty(0), *(one for own in of_ranks for one in own)])
+        if len(familiar):
+            self.counts["unfamiliar"] = float((familiar < BELOW).double().mean())
         # as values of 4 bytes, in any precision of the network
         floats = {name: torch.tensor(v, dtype=torch.float32) for name, v in values.items()}
         self.log_dict({f"{split}/{name}": value for name, value in floats.items()})
@@ -393,6 +416,9 @@ class Classifier(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_fits(checkpoint, self.hparams, self.network)
         self.calibration = read_calibration(checkpoint, self.coverage)
+        self.familiarity = None
+        if not self.is_compiled:  # a compiled network ignores hooks
+            self.familiarity = read_familiarity(checkpoint, self.network)
         if lightning_private.has_trainer(self):
             # Lightning converts the module after it has restored the weights, which would round float64 to float32.
             self.trainer.precision_plugin.convert_module(self)

@@ -56,6 +56,8 @@ class FitHead(pl.Callback):
         if pl_module.trains_from_fitted_head and "val" in data.splits:
             _validate(trainer, pl_module, data.loader("val", is_limited=True))
         pl_module.train()
+        if pl_module.is_solved:
+            pl_module.class_means = fitted.means
         if not trainer.is_global_zero:
             return
         log.info(_SOLVED if pl_module.is_solved else _BEGINS, fitted.describe())

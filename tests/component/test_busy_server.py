@@ -36,8 +36,8 @@ class Held:
 
 @pytest.fixture
 def held(predictor, monkeypatch):
-    held = Held(predictor.classify)
-    monkeypatch.setattr(predictor, "classify", held)
+    held = Held(predictor.classify_familiar)
+    monkeypatch.setattr(predictor, "classify_familiar", held)
     return held
 
 

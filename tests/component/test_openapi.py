@@ -31,7 +31,8 @@ def test_the_description_is_valid_and_has_the_fields_of_answers(clients, kind):
     prediction = schemas["Prediction" if kind == "single" else "LabelsPrediction"]
     answer = client.post("/predict?looked_at=true", content=image_bytes()).json()
     assert answer["predictions"][0].keys() | {"set"} == prediction["properties"].keys()
-    assert {*prediction["required"]} == answer["predictions"][0].keys() - {"looked_at"}
+    optional = {"looked_at", "familiar"}
+    assert {*prediction["required"]} == answer["predictions"][0].keys() - optional
     error = client.post("/predict", content=b"text").json()
     assert error.keys() == schemas["Error"]["properties"].keys()
 

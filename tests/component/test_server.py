@@ -170,14 +170,14 @@ def test_a_bad_image_is_named_and_fails_its_own_request(client):
 def test_probabilities_that_are_not_numbers_fail_their_own_request(
     client, service, monkeypatch, caplog
 ):
-    classify = service.predictor.classify
+    classify = service.predictor.classify_familiar
 
     def black_is_lost(images):
-        probabilities = classify(images)
+        probabilities, familiar = classify(images)
         probabilities[(images == 0).all(axis=(1, 2, 3))] = np.nan
-        return probabilities
+        return probabilities, familiar
 
-    monkeypatch.setattr(service.predictor, "classify", black_is_lost)
+    monkeypatch.setattr(service.predictor, "classify_familiar", black_is_lost)
     black = bytes.fromhex("424d3a0000000000000036000000280000000100000001000000010018")
     black = black.ljust(58, b"\0")  # a BMP of one pixel
     answer = client.post("/predict", files=files(image_bytes(), black))
@@ -189,7 +189,7 @@ def test_probabilities_that_are_not_numbers_fail_their_own_request(
 
 
 def test_a_fault_of_ours_is_reported_without_its_inside_and_counted(client, service, monkeypatch):
-    monkeypatch.setattr(service.predictor, "classify", lambda images: 1 / 0)
+    monkeypatch.setattr(service.predictor, "classify_familiar", lambda images: 1 / 0)
     answer = client.post("/predict", content=image_bytes())
     assert answer.status_code == 500 and answer.json()["error"] and "division" not in answer.text
     monkeypatch.undo()
