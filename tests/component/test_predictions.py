@@ -49,6 +49,7 @@ class Network(pl.LightningModule):
         bad: Mapping[int, str] | None = None,
     ) -> None:
         super().__init__()
+        self.coverage = None
         self.familiarity = None
         self.given = probabilities
         self.class_names = names
@@ -71,6 +72,7 @@ class Network(pl.LightningModule):
             "index": torch.tensor(good, dtype=torch.int64),
             "probabilities": self.given[good],
             "class": self.decided[good],
+            "set": None,
             "familiar": None,
             "bad": [(i, self.bad[i]) for i in batch.tolist() if i in self.bad],
         }
