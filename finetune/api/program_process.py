@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.utils.data._utils import signal_handling  # noqa: PLC2701
 
 from finetune.distributed.child_command import start_command, wait_for
-from finetune.distributed.launch import count_devices, has_launcher
+from finetune.distributed.launch import has_launcher, num_local_devices
 from finetune.fitting.plan import Plan, plan_file, read_answer
 from finetune.runs import run_lock
 from finetune.settings.schema import TrainerSettings
@@ -159,13 +159,8 @@ def needs_processes(trainer: TrainerSettings) -> bool:
     """
     if has_launcher():
         return False  # a launcher has started them already
-    try:
-        num = count_devices(trainer.devices)
-    except ValueError:  # Lightning reports the error
-        return False
-    if num is None and trainer.accelerator in ("auto", "gpu", "cuda"):
-        num = torch.cuda.device_count()
-    return (num or 1) > 1 or trainer.num_nodes > 1 or trainer.strategy != "auto"
+    num = num_local_devices(trainer.devices, trainer.accelerator)
+    return num > 1 or trainer.num_nodes > 1 or trainer.strategy != "auto"
 
 
 def run_plan(plan: Plan) -> Path:

@@ -92,10 +92,10 @@ def check_num_processes(devices: Any, accelerator: Any, setting: str = "trainer.
         setting: The full name of the setting.
 
     Raises:
-        WrongUsage: There are more than 8 for each core.
+        WrongUsage: There are more than 8 for each core, or it is no number.
     """
     most = _PROCESSES_PER_CORE * num_cores()
-    if not str(devices).isdigit() or int(devices) <= most:
+    if (count_devices(devices) or 0) <= most:
         return
     if accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available()):
         raise WrongUsage(
@@ -111,9 +111,34 @@ def has_launcher() -> bool:
 
 
 def count_devices(devices: Any) -> int | None:
-    """Return the number of devices that `trainer.devices` asks for; None if Lightning determines it."""
+    """Return the number of devices that `trainer.devices` asks for; None if Lightning determines it.
+
+    Raises:
+        WrongUsage: It is no number.
+    """
     if isinstance(devices, str) and "," in devices:
         devices = [name for name in devices.split(",") if name.strip()]
     if isinstance(devices, (list, tuple)):
         return len(devices)
-    return None if str(devices) in ("auto", "-1") else int(devices)
+    if str(devices) in ("auto", "-1"):
+        return None
+    try:
+        return int(devices)
+    except ValueError as error:
+        raise WrongUsage(
+            f"{devices!r}: pass a number, GPUs such as 0,2, or auto", "trainer.devices"
+        ) from error
+
+
+def num_local_devices(devices: Any, accelerator: str) -> int:
+    """Return the number of this machine's devices that a run uses.
+
+    Args:
+        devices: The user's `trainer.devices`.
+        accelerator: The user's `trainer.accelerator`.
+
+    Raises:
+        WrongUsage: `devices` is no number.
+    """
+    may_be_cuda = accelerator in ("auto", "gpu", "cuda")
+    return count_devices(devices) or (torch.cuda.device_count() if may_be_cuda else 0) or 1

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.data.batch_limits import num_within
 from finetune.data.datamodule import ImageDataModule, open_data
-from finetune.distributed.launch import count_devices
+from finetune.distributed.launch import num_local_devices
 from finetune.fitting.build import arguments_in_effect, build_model, one_device, takes
 from finetune.fitting.plan import Plan
 from finetune.fitting.time_budget import (
@@ -25,7 +24,7 @@ from finetune.fitting.time_budget import (
 from finetune.models.image_classifier import check_first_pass
 from finetune.models.network_names import is_timm
 from finetune.settings.layers import Layers, replaced
-from finetune.settings.schema import FitSettings, TrainerSettings
+from finetune.settings.schema import FitSettings
 from finetune.system.progress import duration
 from finetune.training.classifier import Classifier
 from finetune.training.precision import automatic_precision
@@ -54,7 +53,7 @@ def settle_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
     seconds = 60 * settings.minutes / settings.num_fits
     # The processes of other devices take as long to start as this one, which alone ranks networks.
     start = time.monotonic() - began - (plan.ranking["seconds"] if plan.ranking else 0.0)
-    num_devices = _num_devices(settings.trainer)
+    num_devices = num_local_devices(settings.trainer.devices, settings.trainer.accelerator)
     end = began + seconds - (start if num_devices > 1 else 0.0)
     with isolate_rng():  # the measurement must not change the random numbers of the fit
         data = open_data(settings.data)
@@ -80,12 +79,6 @@ def settle_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
     if takes(settings.data, "cache_limit_gb") and data.cache_limit_gb == 0:
         values["data.cache_limit_gb"] = 0.0
     return plan.put(values, _note(size, training, work, settings, began))
-
-
-def _num_devices(trainer: TrainerSettings) -> int:
-    """Return the number of this machine's devices that a fit will use."""
-    may_be_cuda = trainer.accelerator in ("auto", "gpu", "cuda")
-    return count_devices(trainer.devices) or (torch.cuda.device_count() if may_be_cuda else 0) or 1
 
 
 def _longest_fit(
