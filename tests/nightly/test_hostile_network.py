@@ -19,7 +19,7 @@ from processes import start
 from promise import promise
 from small_fits import write_checkpoints
 
-CLIENTS = 16
+CLIENTS = 64
 LONGEST = 60.0  # seconds for an answer; the service gives up on a request after 30
 LARGEST = 32_000_000  # bytes of a body
 FORM = (
