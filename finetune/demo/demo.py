@@ -24,7 +24,7 @@ _SCRATCH = MappingProxyType({"model.weights": None, "model.freeze_batch_norm": F
 def demo(options: DemoSettings) -> None:
     """Pretrain a ResNet-18 on generated dishes, fine-tune it on hot dogs, and compare with training from scratch.
 
-    The images are generated in data/sample, and the runs are written to `root`. Takes about three minutes on two cores.
+    The images are generated in data/sample, and the runs are written to `root`. Takes a few minutes on two cores.
     """
     try:
         _demo(options.root, options.seed)
