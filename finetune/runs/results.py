@@ -91,6 +91,10 @@ class Results(pl.Callback):
             print(headline, flush=True)
         if by_group is not None:
             print(f"by group: {by_group}", flush=True)
+        elif "groups" in result:
+            print(
+                "by group: no result, since no group has readable images of one class", flush=True
+            )
         if "sets" in result:
             print(result["sets"]["line"], flush=True)
         for line in pl_module.calibration.describe(pl_module.class_names):

@@ -181,3 +181,12 @@ def write(path: str, rows: list[dict[str, Any]]) -> None:
         writer = csv.DictWriter(file, [*rows[0]])
         writer.writeheader()
         writer.writerows(rows)
+
+
+def test_groups_of_different_classes_alone_have_no_result(fitted_runs, items, cli, capsys):
+    cli("test", fitted_runs.single, items, "--data.group_by", "png", *QUICK)
+    assert "by group: no result" in capsys.readouterr().out
+    result = json.loads(Path("runs/test/version_0/test.json").read_text())["groups"]
+    assert result == {"num_mixed": 1, "num_unread": 0}
+    (row,) = rows_of("runs/test/version_0/test_group_predictions.csv")
+    assert row["group"] == "png" and row["error"] and not row["label"]
