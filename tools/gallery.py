@@ -38,7 +38,11 @@ def served(folder: Path, command: str) -> Iterator[str]:
     with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield next(m[0] for line in process.stdout if (m := re.search(r"http://\S+", line)))
+            addresses = (re.search(r"http://\S+", line) for line in process.stdout)
+            address = next(filter(None, addresses), None)
+            if address is None:
+                sys.exit(f"finetune {command} ended without an address")
+            yield address[0]
         finally:
             process.terminate()
 
