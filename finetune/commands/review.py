@@ -138,7 +138,7 @@ def parse_class_names(labels: str) -> list[str]:
         return []
     names = [composed(name.strip()) for name in labels.split(",")]
     if fault := fault_of_names(names):
-        raise WrongUsage(f"has {fault}: pass the classes, such as cat,dog", "labels")
+        raise WrongUsage(f"has {fault}: pass cat,dog, or of a table single or several", "labels")
     for name in names:
         if name in (*_KINDS, EXCLUDED) or any(mark in name for mark in _MARKS):
             raise WrongUsage(f"cannot be {name!r}, which is no name of a class", "labels")

@@ -17,6 +17,7 @@ from finetune.features.logistic_regression import fit_probe
 
 BATCH = 5  # questions after which the head is solved again
 TYPICAL_PER_CLASS = 2  # questions about typical images, before there are enough answers for a head
+_MOST_TYPICAL = 100  # of many classes, in a second
 _MOST_COMPARED = 2000  # images of which the typical ones are chosen
 
 
@@ -60,7 +61,7 @@ def typical_images(features: NDArray[np.float32], num: int) -> NDArray[np.int64]
     similarity = features[sample] @ features[sample].T
     covered = np.zeros(len(sample), np.float32)
     chosen: list[int] = []
-    while len(chosen) < min(num, len(sample)):
+    while len(chosen) < min(num, len(sample), _MOST_TYPICAL):
         gains = np.maximum(similarity, covered).sum(axis=1)
         gains[chosen] = -np.inf
         chosen.append(int(gains.argmax()))

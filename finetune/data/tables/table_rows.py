@@ -131,7 +131,7 @@ def _decided(table: TableFile) -> TableFile:
         return table
     paths = table.columns["path"]
     labels = table.columns["now"]
-    last = {composed(path): row for row, path in enumerate(paths)}
+    last = {_label_text(path): row for row, path in enumerate(paths)}
     rows = [row for row in last.values() if labels[row] not in (WITHDRAWN, EXCLUDED)]
     if not rows:
         raise ValueError(f"{table.path} has no labels yet: answer some in finetune review")
