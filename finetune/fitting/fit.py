@@ -282,7 +282,8 @@ def train(parts: Parts, changed: str) -> None:
         _check_validated(trainer, parts.data, "--coverage is calibrated on validation images")
         of_val = parts.data.splits["val"].targets
         used = evaluated_targets(of_val, trainer.limit_val_batches, parts.data.batch_size)
-        check_enough(parts.plan.settings.coverage, len(used))
+        num = len(used) if parts.data.label_kind == "single" else int(used.counts().max())
+        check_enough(parts.plan.settings.coverage, num, parts.data.label_kind)
     _check_validates_after_steps(trainer, parts.data)
     first = None if plan.start is None else plan.start.path
     run.beginning = {

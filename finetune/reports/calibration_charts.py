@@ -24,7 +24,7 @@ def calibration_charts(run: RunRecord) -> Iterator[tuple[str, str]]:
     if not predictions.is_single:
         yield from _precision_and_recall(run, predictions)
         return
-    share, accuracy = coverage(predictions.confidence, predictions.is_right)
+    share, accuracy = accepted_shares(predictions.confidence, predictions.is_right)
     if len(share) > 1:
         text = "Accuracy on the most confident images, by the share of images that are classified."
         line = {"": (share.tolist(), accuracy.tolist())}
@@ -138,7 +138,7 @@ def precision_recall(
     return score[last], (hits / num_predicted)[last], (hits / max(1, int(is_positive.sum())))[last]
 
 
-def coverage(confidence: np.ndarray, is_right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def accepted_shares(confidence: np.ndarray, is_right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return shares of the images, the most confident first, and the accuracy on each share, (T,) each."""
     order = np.argsort(-confidence, kind="stable")
     confidence = confidence[order]

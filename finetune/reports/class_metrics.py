@@ -87,6 +87,7 @@ def class_metrics(result: Mapping[str, Any]) -> list[ClassMetrics]:
                 average_precision=None if average is None else _share(average * num, num),
                 threshold=None if confusion else thresholds_of(result)[k],
                 taken_for=_taken_for(confusion[k], k, names) if confusion else None,
+                # a damaged file may have more
                 coverage=_share(min(sets["covered"][k], num), num) if sets else None,
                 set_size=sets["size"][k] if sets else 0.0,
             )

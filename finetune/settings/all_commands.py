@@ -158,7 +158,7 @@ class ServeSettings(Section, frozen=True):
         device: cpu, cuda or cuda:1.
         precision: 32-true or bf16-mixed; by default as in predict.
         max_batch: Images classified at a time, at most.
-        coverage: Sets of classes that have the true one for SHARE of images.
+        coverage: Prediction sets that have the true class for SHARE of images.
         log: A line for each request on stdout. What is otherwise there is then on stderr.
     """
 

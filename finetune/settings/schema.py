@@ -406,7 +406,7 @@ class FitSettings(Section, frozen=True):
         threshold: Choose a threshold for f1, accuracy, recall:0.95. Of the first of two classes, or of CLASS in
             f1:CLASS: the best one on the validation split for accuracy, f1, precision:0.95 or recall:0.99. With several
             labels, each label has one.
-        coverage: Test sets of classes that have the true one for SHARE of images.
+        coverage: Test prediction sets: they have the true class for SHARE of images.
         keep_last: Keep last.ckpt after the end, so that the run can be continued; false deletes what only resuming
             needs.
         allow_changes: Let --resume continue with another seed, batch size or training images, and so in another order.
@@ -570,7 +570,7 @@ class SetSettings(EvaluateSettings, frozen=True):
     """The settings of a command that makes prediction sets.
 
     Attributes:
-        coverage: Sets of classes that have the true one for SHARE of images.
+        coverage: Prediction sets that have the true class for SHARE of images.
     """
 
     coverage: Coverage | None = None

@@ -164,12 +164,13 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ValueError: There are too few validation images.
         """
         if coverage is not None:
-            check_enough(coverage, max(map(len, self.scores), default=0))
+            check_enough(coverage, max(map(len, self.scores), default=0), self.label_kind)
         return msgspec.structs.replace(self, coverage=coverage)
 
     def in_sets(self, probabilities: Tensor) -> Tensor:
         """Return whether each class is in the prediction set of an image, from probabilities, (N, K) both."""
-        limits = [limit(scores, self.coverage or 0) for scores in self.scores]
+        assert self.coverage is not None, "sets have a coverage"
+        limits = [limit(scores, self.coverage) for scores in self.scores]
         return set_scores(probabilities, self.label_kind) <= probabilities.new_tensor(limits)
 
     def sets(self, probabilities: Tensor) -> list[list[int]] | None:

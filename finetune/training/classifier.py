@@ -162,7 +162,7 @@ class Classifier(pl.LightningModule):
         self.train_metrics = TrainMetrics(label_kind)
         # what thresholds are chosen for; None for the default of the task
         self.aim: Aim | None = None
-        # of prediction sets with a checkpoint that is tested or predicts; None for no sets
+        # the share that prediction sets are to cover in test and predict; None for no sets
         self.coverage: float | None = None
         # of a solved head: the class means of the features, on rank 0; of a checkpoint: the familiarity of images
         self.class_means: Tensor | None = None

@@ -222,12 +222,13 @@ def measure_labels(
 
 
 def measure_sets(outputs: Outputs, calibration: Calibration) -> dict[str, Any]:
-    """Return as plain values how prediction sets cover the classes of images.
+    """Return as plain values how prediction sets cover the classes of images. Labels in every set count, too.
 
     `line` has the result in words, `sizes` the number of sets with 0, 1, 2, … classes. Of each class `covered` has the
     number of its images whose set has it, and `size` the mean size of the sets of its images.
     """
     probabilities = (calibration.probabilities(logits) for logits, _ in _chunks(outputs))
+    assert calibration.coverage is not None, "sets have a coverage"
     in_set = torch.cat([calibration.in_sets(p) for p in probabilities]).numpy()
     labels = outputs.labels.numpy()
     has_label = labels > 0 if labels.ndim > 1 else labels[:, None] == np.arange(in_set.shape[1])
@@ -236,11 +237,13 @@ def measure_sets(outputs: Outputs, calibration: Calibration) -> dict[str, Any]:
     covered = (in_set & has_label).sum(axis=0)
     hits = int(covered.sum())
     total = int(has_label.sum())
-    share = f"{percent(hits / max(1, total))}, 95 % interval {interval(hits, total)}"
-    name = f"sets for {100 * (calibration.coverage or 0):g} %"
+    share = percent(hits / max(1, total))
+    if labels.ndim == 1:  # several labels of an image are no independent trials
+        share += f", 95 % interval {interval(hits, total)}"
+    found = f"sets for {100 * calibration.coverage:g} %: {hits:,} of {total:,} true {what} are in them ({share})"
     return {
         "coverage": calibration.coverage,
-        "line": f"{name} have {hits:,} of {total:,} true {what} ({share}), {size.mean():.2f} in a set",
+        "line": f"{found}; {size.mean():.2f} {what} in a set on average",
         "covered": covered.tolist(),
         "size": (size @ has_label / np.maximum(has_label.sum(axis=0), 1)).tolist(),
         "sizes": np.bincount(size).tolist(),

@@ -1,8 +1,9 @@
-"""Prediction sets: the classes or labels that an image may have, with the true one in a guaranteed share of the sets.
+"""Prediction sets: the classes or labels that an image may have. A chosen share of the sets has the true one.
 
 Split conformal prediction. Each class of an image has a score, and the set has the classes with a score of at most a
 limit: of the n scores of validation images for their own class, in ascending order, the one of rank
-ceil((n + 1) * share). If new images come as the validation images did, the share of sets has the true class.
+ceil((n + 1) * share). If new images come as the validation images did, at least this share of the sets has the true
+class, on average over validation images.
 
 The score of a class is the probability of all classes that are more probable. So a set begins with the most probable
 class, is never empty, and is larger for a doubtful image: the adaptive sets of Romano et al. 2020 (arXiv:2006.02544),
@@ -50,15 +51,22 @@ def least_images(share: float) -> int:
     return math.ceil(round(share / (1 - share), 9))
 
 
-def check_enough(share: float, num: int) -> None:
-    """Raise a ValueError if there are too few validation images, or none that was kept, for sets of a share."""
+def check_enough(share: float, num: int, label_kind: LabelKind) -> None:
+    """Raise a ValueError if there are too few validation images for sets of a share.
+
+    Args:
+        share: The share.
+        num: Number of validation images, of several labels the largest number with one of them.
+        label_kind: The kind of labels.
+    """
     if not 0 < share < 1:
         raise ValueError(f"coverage {share:g}: it is above 0 and below 1")
     if num < least_images(share):
-        why = " (folds that were joined have none)" if num == 0 else ""
+        images = "validation images" + (" with a label" if label_kind == "several" else "")
+        why = " (without a validation split, or of joined folds, there are none)"
         raise ValueError(
-            f"coverage {share:g} needs {least_images(share)} validation images, and there are {num}{why}: take a lower "
-            "coverage, or fit with a larger --data.val_fraction"
+            f"coverage {share:g} needs {least_images(share)} {images}, and there are {num}{'' if num else why}: take a "
+            "lower coverage, or fit with a larger --data.val_fraction"
         )
 
 
@@ -73,11 +81,16 @@ def describe_sets(scores: Sequence[Sequence[float]], share: float, names: Sequen
     from scipy.special import betaincinv  # takes long to import
 
     least = least_images(share)
-    num, k = min((len(each), k) for k, each in enumerate(scores) if len(each) >= least)
-    rank = math.ceil(round((num + 1) * share, 9))
-    low = 100 * betaincinv(rank, num + 1 - rank, 0.05)
-    of_label = f" of {shown(names[k])}" if len(scores) > 1 else ""
-    rare = [shown(names[k]) for k, each in enumerate(scores) if len(each) < least]
-    always = f"; in every set, with fewer than {least}: {', '.join(rare)}" if rare else ""
-    images = f"{counted(num, 'validation image')}{of_label}{always}"
-    return f"sets cover at least {low:.1f} % of new images in 95 of 100 fits, with {images}"
+    lows = {}
+    for k, num in enumerate(map(len, scores)):
+        rank = math.ceil(round((num + 1) * share, 9))
+        if num >= least:
+            lows[k] = 100 * betaincinv(rank, num + 1 - rank, 0.05)
+    k = min(lows, key=lambda k: lows[k])
+    images = counted(len(scores[k]), "validation image")
+    if len(scores) == 1:
+        return f"sets cover at least {lows[k]:.1f} % of new images in 95 of 100 fits, with {images}"
+    rare = ", ".join(shown(names[k]) for k in range(len(scores)) if k not in lows)
+    always = f"; in every set, with fewer than {least}: {rare}" if rare else ""
+    what = f"at least {lows[k]:.1f} % of the new images with a label"
+    return f"sets cover {what} in 95 of 100 fits, with {images} of {shown(names[k])}{always}"

@@ -4,12 +4,15 @@ import csv
 import math
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from colours import NAMES, QUICKEST
 from hypothesis import given
 from hypothesis import strategies as st
+from labelled_files import draw_labelled
+from labelled_runs import OPTIONS, write_table
 from promise import control, promise
 from scipy.stats import beta
 from small_fits import data
@@ -123,6 +126,23 @@ def test_members_have_sets_and_a_run_without_them_none(fitted_runs, colours):
         model.predict(image, coverage=0.99)
     (tags,) = finetune.load(fitted_runs.several, "cpu").predict(image, coverage=0.5)
     assert set(tags.set) <= set(tags.probabilities)
+
+
+def test_too_few_validation_images_of_each_label_are_refused_before_training(tmp_path):
+    table = write_table(draw_labelled(tmp_path / "mosaics", train=60, test=20))
+    words = ["--data.val_fraction", "0.2", "--coverage", "0.9", "--out", str(tmp_path / "runs")]
+    with pytest.raises(ValueError, match="9 validation images with a label"):
+        run_command(["fit", str(table), *OPTIONS, *words])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_label_with_the_lowest_coverage_is_named():
+    scores = tuple(tuple(i / num for i in range(num)) for num in (18, 19, 5))
+    none = Calibration.unfitted("several", 3)
+    calibration = msgspec.structs.replace(none, num_images=30, scores=scores).for_coverage(0.9)
+    line = calibration.describe(["cup", "fork", "plate"])[-1]
+    assert "77.4 %" in line and "19 validation images of fork" in line  # of cup 84.7 %
+    assert line.endswith("fewer than 9: plate")
 
 
 @given(

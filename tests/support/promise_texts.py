@@ -41,7 +41,7 @@ PROMISES = {
     "serve": "`serve` predicts as `predict`",
     "timm": "A model in timm's layout has the same logits in timm as the checkpoint, and `hf://OWNER/NAME` predicts as "
     "the checkpoint",
-    "prediction-sets": "Prediction sets (`--coverage`) have the true class in the guaranteed share of draws, and are "
+    "prediction-sets": "Prediction sets (`--coverage`) have the true class in the chosen share, on average, and are "
     "the same in `predict`, `test`, `serve`, exported files and Python, on any number of devices",
     # the same images, wherever they are
     "table": "A table of images trains the weights of the same images in class folders, bit for bit",
