@@ -55,6 +55,13 @@ def group_ids(names: Iterable[str]) -> np.ndarray:
     return hashes(names)
 
 
+def first_of_groups(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index of the first image of each group, sorted, (G,), and the place there of each image's, (N,)."""
+    _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return first[order], np.argsort(order)[group_of]
+
+
 @dataclass(frozen=True)
 class Units:
     """Groups of images that are split as a whole, M.

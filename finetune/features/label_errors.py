@@ -20,7 +20,8 @@ from scipy.special import expit, softmax
 from finetune.data.checking.copies import Pair, connected
 from finetune.data.checking.findings import Finding, Row
 from finetune.data.data_set import DataSet
-from finetune.features.logistic_regression import NUM_FOLDS, cross_validate, first_of_groups
+from finetune.data.splits import first_of_groups
+from finetune.features.logistic_regression import NUM_FOLDS, cross_validate
 from finetune.system.messages import counted
 
 NUM_SHOWN = 100

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from finetune.data.splits import first_of_groups
 from finetune.data.targets import MultiHot
 from finetune.features.average_precision import average_precision, mean_average_precision
 
@@ -467,15 +468,6 @@ def deal_folds(
     fold_of_group = np.empty(len(first), np.int64)
     fold_of_group[order] = np.arange(len(first)) % NUM_FOLDS
     return fold_of_group[group_of]
-
-
-def first_of_groups(
-    groups: NDArray[np.integer],
-) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """Return the index of the first image of each group, sorted, (G,), and the place there of each image's, (N,)."""
-    _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    return first[order], np.argsort(order)[group_of]
 
 
 def _principal_axes(x: Array) -> Array:

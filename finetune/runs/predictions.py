@@ -197,7 +197,7 @@ class PredictionWriter(pl.Callback):
         if groups is not None:
             target = self.target.with_name(f"group_{self.target.name}")
             counts = _write(target, self._rows, module, groups.samples, groups.outputs, groups)
-            print(f"{counted(counts.total(), 'group')}: {self._rows.count_text(counts)}")
+            print(f"{counted(len(groups.sizes), 'group')}: {self._rows.count_text(counts)}")
             print(f"predictions of groups in {target}", flush=True)
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:

@@ -1,9 +1,9 @@
 """One answer for a group of images, such as those of a patient: the group as an image, with logits from all of them.
 
 Of one class an image, the logits of a group are the mean of those of its images. Its calibrated probabilities are then
-the mean of their calibrated log probabilities, renormalised: an unsure image moves it little, and many alike images do
-not make it surer than one. Of several labels, each logit is the largest one. So a group has the labels that any of its
-images has, as its true labels are, and the thresholds remain those that were chosen for images.
+the mean of their calibrated log probabilities, renormalised: an unsure image moves it little, and ten copies of an
+image have the answer of one. Of several labels, each logit is the largest one. So a group has the labels that any of
+its images has, as its true labels are, and the thresholds remain those that were chosen for images.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from finetune.data.samples import Samples
-from finetune.features.logistic_regression import first_of_groups
+from finetune.data.splits import first_of_groups
 from finetune.training.calibration import Calibration
 from finetune.training.outputs import Outputs
 
@@ -40,7 +40,7 @@ class Groups(NamedTuple):
 
 
 def group_outputs(outputs: Outputs, calibration: Calibration, samples: Samples) -> Groups:
-    """Return the groups of the images that were evaluated, of which at least one could be decoded.
+    """Return the groups of the evaluated images. At least one image could be decoded.
 
     Args:
         outputs: The outputs for the images.

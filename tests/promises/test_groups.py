@@ -139,7 +139,7 @@ def test_control_the_product_of_probabilities_is_another_answer(fitted_runs, ite
 
 
 @promise("group-answers", controls=[answer_surer_than_the_mean])
-def test_a_column_group_gives_labels_that_any_image_has(fitted_runs, cli):
+def test_a_column_group_gives_labels_that_any_image_has(fitted_runs, cli, capsys):
     """Several labels: the largest probability decides, and the mean is next to it."""
     run = fitted_runs.several
     table = rows_of(fitted_runs.tags / "tags.csv")
@@ -149,6 +149,7 @@ def test_a_column_group_gives_labels_that_any_image_has(fitted_runs, cli):
     write("own.csv", rows)
     cli("test", run, "own.csv", *QUICK)
     cli("predict", run, "own.csv", *QUICK, "--out", "predictions.csv")
+    assert "7 groups: " in capsys.readouterr().out  # not the number of their labels
     model = load(run, "cpu")
     images = model.predict([row["path"] for row in rows])
     p = np.array([list(one.probabilities.values()) for one in images])
