@@ -69,6 +69,11 @@ def _highest_cosines(features: Tensor, means: Tensor) -> Tensor:
     return (F.normalize(features.double(), dim=1) @ means.double().T).amax(dim=1).float()
 
 
+def num_averaged(num_images: int, num_classes: int) -> int:
+    """Return at most how many of the training images are averaged."""
+    return min(num_images, max(_LEAST_OF_CLASS * num_classes, MOST_IMAGES))
+
+
 def some_of_each_class(labels: np.ndarray, num_classes: int) -> list[int]:
     """Return the indices of images to average, evenly spaced in each class; labels are class indices (N,)."""
     most = max(_LEAST_OF_CLASS, MOST_IMAGES // num_classes)

@@ -11,6 +11,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from finetune.data.batch_limits import num_within
 from finetune.data.datamodule import ImageDataModule, open_data
 from finetune.distributed.launch import num_local_devices
+from finetune.features.familiarity import MOST_IMAGES, num_averaged
 from finetune.fitting.build import arguments_in_effect, build_model, one_device, takes
 from finetune.fitting.plan import Plan
 from finetune.fitting.time_budget import (
@@ -98,7 +99,7 @@ def _longest_fit(
     Raises:
         ValueError: The time is not enough for a single step.
     """
-    others = costs.start + _ENDING + work.tested * (costs.evaluate + costs.decode)
+    others = costs.start + _ENDING + work.evaluated * (costs.evaluate + costs.decode)
     measured = None
     for size in sizes:
         measured = measured or size
@@ -132,11 +133,14 @@ def _work(settings: FitSettings, data: ImageDataModule) -> Work:
     share = trainer.val_check_interval  # of an epoch; `check_minutes` refuses a number of batches
     validations = (1 if share is None else 1 // share) / (trainer.check_val_every_n_epoch or 1)
     tested = num_within(trainer.limit_test_batches, num.get("test", 0), batch_size)
+    familiar = 0
+    if data.label_kind == "single" and validated:
+        familiar = num_averaged(num["train"], len(data.class_names)) + min(num["val"], MOST_IMAGES)
     return Work(
         train=num.get("train", 0),
         batch_size=batch_size,
         validated=validations * validated,
-        tested=tested if settings.test_after_fit else 0,
+        evaluated=(tested if settings.test_after_fit else 0) + familiar,
     )
 
 

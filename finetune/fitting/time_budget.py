@@ -70,13 +70,13 @@ class Work(NamedTuple):
         train: Number of training images.
         batch_size: Images in a batch, over all devices.
         validated: Number of images that are validated in an epoch, on average.
-        tested: Number of images that are tested at the end.
+        evaluated: Number of images that are evaluated after training: the test images, and those of the familiarity.
     """
 
     train: int
     batch_size: int
     validated: float
-    tested: int
+    evaluated: int
 
 
 class TrainingLength(NamedTuple):

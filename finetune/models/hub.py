@@ -160,8 +160,12 @@ def _reason(error: BaseException) -> str:
             text for kind, text in _REFUSALS.items() if isinstance(answer, getattr(errors, kind))
         )
         message = shown(" ".join((answer.server_message or "try again later").split()))
-        status = f"{constants.ENDPOINT} answered with status {answer.response.status_code}"
-        return next(named, f"{status}: {message[:_LONGEST]} ({_LOGIN})")
+        code = answer.response.status_code
+        advice = f" ({_LOGIN})" if code in (401, 403) else ""
+        return next(
+            named,
+            f"{constants.ENDPOINT} answered with status {code}: {message[:_LONGEST]}{advice}",
+        )
     if isinstance(error, errors.OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE forbids requests, and it is not in the cache"
     if isinstance(error, errors.LocalEntryNotFoundError):

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 _RESULTS = ("val/accuracy", "val/mAP", "val/loss", "test/accuracy", "test/mAP", "test/loss")
 _TIMEOUT = 10.0  # seconds for a server to answer
 _LONGEST = 240  # characters of a name in MLflow
+_WANDB_MODES = ("online", "offline", "disabled")
 # Read when the packages are imported: by default wandb and MLflow send reports, MLflow accepts only databases and
 # complains without git.
 _VARIABLES = MappingProxyType(
@@ -71,6 +72,8 @@ def _wandb(run: RunDir, before: str | None, first_step: int | None, settings: _S
     import wandb
 
     mode: Any = os.environ.get("WANDB_MODE", "offline")
+    if mode not in _WANDB_MODES:
+        raise WrongUsage(f"WANDB_MODE is {mode!r}: it must be online, offline or disabled")
     # Absolute: wandb's own process outlives a run, and its working directory may be another.
     folder = run.path.absolute()
     # This fails if a file has the name: wandb would silently use the system's temporary folder.

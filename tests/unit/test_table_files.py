@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -135,12 +136,35 @@ def test_parquet_may_have_times_in_nanoseconds(tmp_path):
     assert columns["path"] == ["a", "b"] and len(set(columns["t"])) == 2
 
 
-def test_parquet_of_too_many_rows_is_refused(tmp_path):
-    """Equal values take some kilobytes; they are refused before they are unpacked."""
+@pytest.mark.parametrize(
+    ("num", "label", "num_labels", "words"),
+    [
+        (10**6, None, 25, "26,000,000 values"),
+        (10_000, "x" * 10**7, 0, "texts of more than"),
+        (10_000, "x" * 10**7, 1, "texts of more than"),
+    ],
+)
+def test_parquet_that_unpacks_to_far_more_is_refused(tmp_path, num, label, num_labels, words):
+    """Equal values and lists take some kilobytes; they are refused before they are unpacked."""
     pyarrow = pytest.importorskip("pyarrow")
-    name = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 10_000_001), ["a.jpg"])
-    with pytest.raises(ValueError, match="10,000,001 rows"):
-        read_table(write_parquet(tmp_path / "x.parquet", path=name))
+    many = num * max(num_labels, 1)
+    if label is None:
+        labels = pyarrow.nulls(many, pyarrow.string())
+    else:
+        labels = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * many), [label])
+    if num_labels:
+        ends = np.arange(num + 1, dtype=np.int32) * num_labels
+        labels = pyarrow.ListArray.from_arrays(ends, labels)
+    names = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * num), ["a.jpg"])
+    table = write_parquet(tmp_path / "x.parquet", path=names, label=labels)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, limits[1]))
+    try:
+        with pytest.raises(ValueError, match=words):
+            read_table(table)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 # Columns

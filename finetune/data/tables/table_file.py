@@ -25,9 +25,10 @@ Content = tuple[dict[str, list[Any]], list[int]]  # columns and lines, see `Tabl
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 _DELIMITERS = (",", ";", "\t", "|")
-_MOST_ROWS = (
-    10**7
-)  # of a .parquet file, whose encodings store millions of equal values in a few bytes
+# Limits of .parquet files, whose encodings store millions of equal values in a few bytes.
+_MAX_VALUES = 10**7  # of a column
+_MAX_BYTES = 2**30
+_BATCH = 8192  # rows of a .parquet file that are read at a time
 
 
 @dataclass(frozen=True)
@@ -193,23 +194,54 @@ def _read_parquet(path: Path) -> Content:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            num = file.metadata.num_rows
-            if num > _MOST_ROWS:
-                raise ValueError(f"{path} has {num:,} rows; at most {_MOST_ROWS:,} are read")
-            # columns may hold complete images, which are not needed
-            names = [
-                field.name
-                for field in file.schema_arrow
-                if not any(kind in str(field.type) for kind in ("binary", "struct", "map"))
-            ]
-            table = file.read(names)
+        # equal texts of a batch are stored once, so that their size is known before they are unpacked
+        schema = pyarrow.parquet.read_metadata(path).schema
+        texts = [schema.column(k).path for k in range(len(schema))]
+        with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
+            return _content_of(path, file)
     except (pyarrow.ArrowException, KeyError, OSError) as error:
         raise ValueError(f"{path}: not a valid .parquet file ({reason(error)})") from error
-    columns = {}
-    for name in names:
-        column = table.column(name)
-        # Python's times have no nanoseconds
-        is_time = str(column.type).startswith("timestamp")
-        columns[name] = (column.cast("string") if is_time else column).to_pylist()
-    return columns, list(range(1, num + 1))
+
+
+def _content_of(path: Path, file: Any) -> Content:
+    metadata = file.metadata
+    num_values = sum(
+        metadata.row_group(group).column(k).num_values
+        for group in range(metadata.num_row_groups)
+        for k in range(metadata.num_columns)
+    )
+    if num_values > _MAX_VALUES * metadata.num_columns:
+        raise ValueError(
+            f"{path} has {num_values:,} values; at most {_MAX_VALUES:,} in a column are read"
+        )
+    # columns may hold complete images, which are not needed
+    columns: dict[str, list[Any]] = {
+        field.name: []
+        for field in file.schema_arrow
+        if not any(kind in str(field.type) for kind in ("binary", "struct", "map"))
+    }
+    num_bytes = 0
+    for batch in file.iter_batches(batch_size=_BATCH, columns=[*columns]):
+        num_bytes += sum(map(_unpacked_size, batch.columns))
+        if num_bytes > _MAX_BYTES:
+            raise ValueError(
+                f"{path} has texts of more than {_MAX_BYTES:,} bytes: write shorter ones"
+            )
+        for name, values in columns.items():
+            column = batch.column(name)
+            # Python's times have no nanoseconds
+            is_time = str(column.type).startswith("timestamp")
+            values += (column.cast("string") if is_time else column).to_pylist()
+    return columns, list(range(1, metadata.num_rows + 1))
+
+
+def _unpacked_size(column: Any) -> int:
+    """Return the size of a column of a batch, in bytes, in which each text counts as often as it occurs."""
+    import pyarrow.compute
+
+    while pyarrow.types.is_nested(column.type):
+        column = column.flatten()
+    if not pyarrow.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    sizes = pyarrow.compute.binary_length(column.dictionary)
+    return pyarrow.compute.sum(sizes.take(column.indices)).as_py() or 0
