@@ -134,10 +134,10 @@ def _is_familiarity(value: Any) -> bool:
     """Return whether a value has the form of `features.familiarity`: class means (K, D) and cosines (N,)."""
     if type(value) is not dict or value.keys() != {"means", "cosines"}:
         return value is None
-    return len(value["cosines"]) > 0 and all(
+    return all(
         _is_dense(one) and one.dtype == torch.float32 and one.ndim == ndim and one.isfinite().all()
         for one, ndim in ((value["means"], 2), (value["cosines"], 1))
-    )
+    ) and bool(value["cosines"].numel())
 
 
 def _are_train_metrics(value: Any) -> bool:

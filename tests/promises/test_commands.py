@@ -114,7 +114,8 @@ def test_a_checkpoint_alone_predicts(fitted, colours, cli, tmp_path, capsys):
     assert [row["path"] for row in rows] == sorted(
         str(p.relative_to(tmp_path)) for p in images.rglob("*.*")
     )
-    assert list(rows[0]) == ["path", "class", "probability", "p_blue", "p_green", "p_red", "error"]
+    by_class = ["p_blue", "p_green", "p_red"]
+    assert list(rows[0]) == ["path", "class", "probability", *by_class, "familiar", "error"]
     (bad,) = [row for row in rows if row["error"]]
     assert (bad["path"], bad["class"]) == ("photos/broken.jpg", "")
     for row in rows:

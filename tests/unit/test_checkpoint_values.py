@@ -100,6 +100,14 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
         {**SEEN, "val": NAMES[None]},
         {**SEEN, "other": NAMES},
     ],
+    (OURS, "familiarity"): [
+        3,
+        {"means": torch.ones(2, 3)},
+        {"means": torch.ones(2, 3), "cosines": 3},
+        {"means": torch.ones(2, 3), "cosines": torch.empty(0)},
+        {"means": torch.ones(2, 3).to_sparse(), "cosines": torch.ones(1)},
+        {"means": torch.ones(2, 3, 1), "cosines": torch.ones(1)},
+    ],
     (OURS, "train_metrics"): [{}, torch.zeros(4), torch.zeros(5, dtype=torch.float64)],
     (OURS, "exported"): ["/some/other.onnx"],
     ("callbacks", "Checkpoints"): [
