@@ -15,12 +15,12 @@ from finetune.api.image_inputs import ImageInput, iterate_images, pixels
 from finetune.api.prediction import LabelsPrediction, Prediction
 from finetune.api.program_process import check_not_forked
 from finetune.data.decode import DecodeError
-from finetune.features.familiarity import NONE, check_none_below
+from finetune.features.familiarity import check_none_below
 from finetune.inference.onnx_network import ExportedNetwork
 from finetune.inference.predictor import Predictor, device_named
 from finetune.models.image_classifier import ImageClassifier
 from finetune.models.stages import head, without_head
-from finetune.runs.prediction_rows import UNSURE
+from finetune.runs.prediction_rows import NONE, UNSURE, check_words
 from finetune.runs.run_checkpoint import checkpoint_of
 from finetune.system.machine import num_cores
 from finetune.system.messages import shown
@@ -97,17 +97,14 @@ class LoadedModel(Predictor):
         """
         if not 0 <= abstain_below <= 1:
             raise ValueError(f"abstain_below must be from 0 to 1, not {abstain_below}")
-        if abstain_below and UNSURE in self.class_names:
-            raise ValueError(
-                f"abstain_below would predict {UNSURE}, which is one of the classes: omit it"
-            )
+        check_words(self.class_names, abstain_below, none_below)
         if abstain_below and self.label_kind == "several":
             raise ValueError(
                 "abstain_below is for one class per image, and this network predicts several labels"
             )
         calibration = self.calibration.for_coverage(coverage)
         if none_below:
-            check_none_below(none_below, self.familiarity, self.class_names)
+            check_none_below(none_below, self.familiarity)
         predictions: list[Prediction | LabelsPrediction] = []
         for inputs, prepared in self._batches(images, on_bad_image):
             probabilities, familiar = self.classify_familiar(prepared)

@@ -2,14 +2,14 @@
 
 A network predicts one of its classes for any image, also for an image of none of them. The features of such an image
 point elsewhere: their cosine with the nearest class mean is low. The familiarity is the rank of this cosine among those
-of the validation images, as a share: of images of the classes at most 5 % have a familiarity below 0.05.
+of the validation images, as a share: of images of the classes, on average at most 5 % have a familiarity below 0.05.
 
 Sources: class means of features, Lee et al. 2018 (arXiv:1807.03888); the rank among held-out images as a p-value,
 Bates et al. 2021 (arXiv:2104.08279). Other scores are compared in docs/decisions.md.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,7 +25,6 @@ from finetune.system.messages import counted
 # Shapes: N images, B of them in a batch, D features, K classes.
 
 BELOW = 0.05  # an image below it is called unfamiliar on pages
-NONE = "none"  # predicted for an image that is not familiar enough
 MOST_IMAGES = 500  # of a split whose features are computed, unless that is too few for each class
 _LEAST_OF_CLASS = 10
 
@@ -100,18 +99,14 @@ def read_familiarity(checkpoint: Mapping[str, Any], network: nn.Module) -> Famil
     return Familiarity(**plain)
 
 
-def check_none_below(
-    limit: float, familiarity: Familiarity | None, class_names: Sequence[str]
-) -> None:
-    """Check that images can be less familiar than a limit, and be predicted as `none`.
+def check_none_below(limit: float, familiarity: Familiarity | None) -> None:
+    """Check that images can be less familiar than a limit.
 
     Raises:
         ValueError: They cannot.
     """
     if not 0 <= limit <= 1:
         raise ValueError(f"none_below must be from 0 to 1, not {limit:g}")
-    if NONE in class_names:
-        raise ValueError(f"none_below would predict {NONE}, which is one of the classes: omit it")
     if familiarity is None:
         raise ValueError(
             "none_below: the model does not know which images are familiar. Exported files, ensembles, models for "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.collectives import gather_on_rank_zero
-from finetune.features.familiarity import class_means, recorded_features
+from finetune.features.familiarity import recorded_features
 from finetune.features.logistic_regression import Probe, fit_probe
 from finetune.models.stages import head
 from finetune.system.messages import counted, shown
@@ -32,7 +32,6 @@ class FittedHead:
         logits: Logits of the training images, (N, K); empty on ranks other than 0.
         labels: Labels of the same images, (N,) or (N, K); empty on ranks other than 0.
         weights: Weights of the same images, (N,); None for 1 each.
-        means: Class means of the features, (K, D); None on ranks other than 0, and for several labels.
         num_images: N.
         seconds: Time to compute the features and to fit the head.
     """
@@ -41,7 +40,6 @@ class FittedHead:
     logits: Tensor
     labels: Tensor
     weights: Tensor | None
-    means: Tensor | None
     num_images: int
     seconds: float
 
@@ -116,15 +114,11 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
         linear.weight.copy_(torch.from_numpy(probe.weight))
         linear.bias.copy_(torch.from_numpy(probe.bias))
     num_own = len(y) if trainer.is_global_zero else 0
-    means = None
-    if num_own and y.ndim == 1:
-        means = class_means(torch.from_numpy(x), torch.from_numpy(y), len(class_weights))
     return FittedHead(
         probe=probe,
         logits=torch.from_numpy(x[:num_own] @ probe.weight.T + probe.bias),
         labels=torch.from_numpy(y[:num_own]),
         weights=None if image_weights is None else torch.from_numpy(image_weights[:num_own]),
-        means=means,
         num_images=num_images,
         seconds=time.perf_counter() - began,
     )

@@ -100,7 +100,7 @@ def evaluate(layers: Layers) -> Run:
         if settings.none_below:
             is_known = not settings.model.compile
             familiarity = read_familiarity(checkpoint, model.network) if is_known else None
-            check_none_below(settings.none_below, familiarity, model.class_names)
+            check_none_below(settings.none_below, familiarity)
     config = config_text(replaced(settings, {"trainer.default_root_dir": shown_place(root)}))
     trainer = build_trainer(settings.trainer, run, config, _callbacks(settings, run))
     with closing(trainer, run):

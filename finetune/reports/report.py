@@ -147,7 +147,10 @@ def _summary(run: RunRecord) -> Iterator[tuple[str, str]]:
     if facts.best:
         yield "best.ckpt", facts.best.weights
     if "unfamiliar" in run.result:
-        yield "unlike the training images", f"{percent(run.result['unfamiliar'])} of test"
+        yield (
+            "unlike the training images",
+            f"{percent(run.result['unfamiliar'])} of test (5 % is usual)",
+        )
     if facts.seconds:
         yield "time", duration(facts.seconds)
     yield "run", run.name

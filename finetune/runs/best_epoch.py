@@ -1,10 +1,10 @@
 """The choice of the best epoch: the latest one within one standard error of the highest value of the metric.
 
-With 30 validation images, the highest accuracy among 25 to 50 epochs is a matter of luck, and often an
-early one. The one-standard-error rule (Breiman et al., Classification and Regression Trees, 1984,
-section 3.4.3) takes the simplest model within one standard error of the best. With a falling learning
-rate, the latest epoch is the one that has converged. The weights before training count as epoch 0 if
-the head was fitted: training can make a pretrained network worse. docs/decisions.md has the results.
+With 30 validation images, the highest accuracy among 25 to 50 epochs is a matter of luck, and often an early one. The
+one-standard-error rule (Breiman et al., Classification and Regression Trees, 1984, section 3.4.3) takes the simplest
+model within one standard error of the best. With a falling learning rate, the latest epoch is the one that has
+converged. The weights before training count as epoch 0 if the head was fitted: training can make a pretrained network
+worse. docs/decisions.md has the results.
 """
 
 import math

@@ -28,8 +28,8 @@ class Checkpoints(Checkpoint):
 
     - `last.ckpt`: at the end of each epoch, every n steps, at a signal, and where a limit ends the run inside an epoch.
     - `best.ckpt`: after a validation within one standard error of the highest value of the monitored metric
-      (`best_epoch`). A fit that starts from a fitted head is validated before its first step. Any other one has the
-      weights of `last.ckpt` before its first validation, or without any.
+      (`best_epoch`). A fit that starts from a fitted head is validated before its first step. In any other
+      fit, `best.ckpt` equals `last.ckpt` until the first validation.
 
     Checkpoints at the ends of epochs are written in the background. Training waits for the others.
 

@@ -26,6 +26,20 @@ def label_separator(class_names: Sequence[str]) -> str:
     return next(unused, _SEPARATORS[0])
 
 
+def check_words(
+    class_names: Sequence[str], abstain_below: float | None, none_below: float | None
+) -> None:
+    """Check that no class has the name of what is predicted instead of a class.
+
+    Raises:
+        ValueError: One has.
+    """
+    limits = {"abstain_below": (abstain_below, UNSURE), "none_below": (none_below, NONE)}
+    for option, (limit, word) in limits.items():
+        if limit and word in class_names:
+            raise ValueError(f"{option} would predict {word}, which is one of the classes: omit it")
+
+
 class Predicted(NamedTuple):
     """The prediction for an image.
 
@@ -108,10 +122,7 @@ class Rows:
         self.none_below = none_below
         if top_k is not None and top_k > len(names):
             raise WrongUsage(f"--top_k {top_k}: there are only {len(names)} classes")
-        if abstain_below and UNSURE in names:
-            raise ValueError(
-                f"--abstain_below would predict {UNSURE}, which is one of the classes: omit it"
-            )
+        check_words(names, abstain_below, none_below)
         if is_test and len(names) > MANY_CLASSES:
             top_k = NUM_BEST
         self.top_k = top_k if thresholds is None else None
@@ -200,7 +211,8 @@ class Rows:
         if one.error:
             return "unreadable"
         if self.thresholds is None:
-            return f"{self.predictions(one)[0]}, probability {one.p[one.chosen[0]]:.4f}"
+            familiar = "" if one.familiar is None else f"; familiar {one.familiar:.2f}"
+            return f"{self.predictions(one)[0]}, probability {one.p[one.chosen[0]]:.4f}{familiar}"
         return self._with_values(one, one.chosen) or "no label"
 
     def others(self, one: Predicted) -> str:

@@ -4,6 +4,8 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from finetune.features.familiarity import BELOW
+
 _SET = Field(default=None, description="the prediction set; absent without --coverage")
 _NAME = Field(description="of the file, as the request has it; empty for a body without one")
 
@@ -34,7 +36,7 @@ class Prediction(BaseModel):
     familiar: float | None = Field(
         default=None,
         description="the share of the validation images that are as little like the training images: "
-        "below 0.05 the image is probably of none of the classes; absent if it is not known",
+        f"below {BELOW} the image may be of none of the classes; absent if it is not known",
     )
     looked_at: str | None = Field(
         default=None,

@@ -591,8 +591,8 @@ class PredictSettings(SetSettings, frozen=True):
         output: A .csv; default runs/predict/version_N/predictions.csv.
         top_k: Only the k most probable classes.
         abstain_below: Predict unsure if no class is that probable. From 0 to 1.
-        none_below: Predict none if an image is less familiar than this share of the validation images: it is probably
-            of none of the classes. 0.05 refuses about 5 % of the images of the classes.
+        none_below: Predict none if an image is less familiar than this share of the validation images: it may be of
+            none of the classes. 0.05 refuses on average at most 5 % of the images of the classes.
     """
 
     page: ClassVar = Page(

@@ -164,9 +164,7 @@ class Classifier(pl.LightningModule):
         self.aim: Aim | None = None
         # the share that prediction sets are to cover in test and predict; None for no sets
         self.coverage: float | None = None
-        # of a solved head: the class means of the features, on rank 0; of a checkpoint: the familiarity of images
-        self.class_means: Tensor | None = None
-        self.familiarity: Familiarity | None = None
+        self.familiarity: Familiarity | None = None  # of a checkpoint that is evaluated
         self.calibration: Calibration = self.task.uncalibrated()  # of the current weights
         # value of the monitored metric before training; None if it is not measured
         self.start_score: float | None = None
@@ -283,7 +281,8 @@ class Classifier(pl.LightningModule):
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         logits, familiar = self._logits(batch)
         self._collector.add(batch, logits)
-        self._familiar.append(torch.empty(0) if familiar is None else familiar)
+        if familiar is not None:
+            self._familiar.append(familiar)
         # in a fit the loss is checked, without waiting for the device
         if self.trainer.state.fn != "fit":
             p = self.calibration.probabilities(logits)
@@ -347,7 +346,6 @@ class Classifier(pl.LightningModule):
             ValueError: No image could be decoded. All ranks raise it.
         """
         outputs = self._collector.gather(self.trainer)
-        of_ranks = gather_on_rank_zero(self._familiar, self.trainer)
         self._collector = Collector()
         is_fit = self.trainer.state.fn == "fit"
         found = None
@@ -372,8 +370,9 @@ class Classifier(pl.LightningModule):
         if found is None:
             raise ValueError(undecodable(split))
         values, self.counts = found
-        familiar = torch.cat([torch.empty(0), *(one for own in of_ranks for one in own)])
-        if len(familiar):
+        if self.familiarity is not None and not is_fit:
+            of_ranks = gather_on_rank_zero(self._familiar, self.trainer)
+            familiar = torch.cat([one for own in of_ranks for one in own] or [torch.ones(1)])
             self.counts["unfamiliar"] = float((familiar < BELOW).double().mean())
         # as values of 4 bytes, in any precision of the network
         floats = {name: torch.tensor(v, dtype=torch.float32) for name, v in values.items()}

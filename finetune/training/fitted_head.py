@@ -41,8 +41,8 @@ def resolved_head_init(head_init: HeadInit, weights: str | None) -> HeadInit:
 class FitHead(pl.Callback):
     """Sets the head of a `Classifier` to a logistic regression, for `--model.head_init probe` and a frozen backbone.
 
-    A fit that starts from a checkpoint keeps the head of the checkpoint. Before any other training, the validation
-    metric of the weights is measured: they are a candidate for best.ckpt.
+    A fit that starts from a checkpoint keeps the head of the checkpoint. If more than the head is trained, the weights
+    are validated before the first step: they are a candidate for best.ckpt.
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -56,8 +56,6 @@ class FitHead(pl.Callback):
         if pl_module.trains_from_fitted_head and "val" in data.splits:
             _validate(trainer, pl_module, data.loader("val", is_limited=True))
         pl_module.train()
-        if pl_module.is_solved:
-            pl_module.class_means = fitted.means
         if not trainer.is_global_zero:
             return
         log.info(_SOLVED if pl_module.is_solved else _BEGINS, fitted.describe())

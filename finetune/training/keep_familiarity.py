@@ -29,7 +29,7 @@ def keep_familiarity(trainer: Trainer, model: Any, data: ImageDataModule, run: R
 
     Args:
         trainer: Its device and precision are used.
-        model: A `Classifier`. It has the weights of best.ckpt afterwards.
+        model: A `Classifier`. On rank 0 it has the weights of best.ckpt afterwards.
         data: Some of its training images, prepared as in evaluation, and some of its validation images are used.
         run: The run, trained to its end.
     """
@@ -67,11 +67,9 @@ def _familiarity(trainer: Trainer, model: Any, data: ImageDataModule) -> Familia
         return x, y
 
     num_classes = len(model.class_names)
-    means = model.class_means
-    if means is None:
-        targets: Any = data.splits["train"].targets
-        some = some_of_each_class(targets.labels, num_classes)
-        means = class_means(*features("train", some), num_classes)
+    targets: Any = data.splits["train"].targets
+    some = some_of_each_class(targets.labels, num_classes)
+    means = class_means(*features("train", some), num_classes)
     num_val = len(data.splits["val"])
     num = min(num_val, MOST_IMAGES)
     x, _ = features("val", evenly_spaced(np.arange(num), num, num_val).tolist())

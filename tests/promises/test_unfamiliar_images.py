@@ -107,6 +107,24 @@ def test_two_processes_find_the_same_images_unfamiliar(images, tmp_path):
     assert found[0] == pytest.approx(found[1], abs=0.041)
 
 
+@pytest.mark.parametrize("freeze", ["null", "backbone"])
+def test_resume_of_a_run_that_ended_before_its_familiarity(
+    images, cli, tmp_path, monkeypatch, freeze
+):
+    monkeypatch.setattr("finetune.features.familiarity.MOST_IMAGES", 9)  # 10 of 12 of each class
+    fit = ("fit", images / "set", *QUICKEST, "--freeze", freeze, "--resume")
+    cli(*fit)
+    run = tmp_path / "runs/fit/version_0"
+    path = run / "checkpoints/best.ckpt"
+    content = torch.load(path, weights_only=True)
+    expected = content["finetune"].pop("familiarity")
+    torch.save(content, path)
+    (run / "test.json").unlink()
+    cli(*fit)
+    found = torch.load(path, weights_only=True)["finetune"]["familiarity"]
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 @pytest.mark.parametrize("mistake", ["shape", "nan", "key", "empty"])
 def test_a_damaged_familiarity_is_refused(fitted_runs, tmp_path, mistake):
     path = tmp_path / "best.ckpt"

@@ -19,7 +19,8 @@ PROMISES = {
     "unseen": "A test measures no image that was trained on, and no copy of one",
     "best-weights": "A fit from a fitted head keeps the weights before training if each epoch is more than a standard "
     "error worse on the validation images",
-    "familiarity": "With `--none_below P` at most the share P of new images of the classes is predicted as `none`",
+    "familiarity": "With `--none_below P` on average at most the share P of new images of the classes is predicted as "
+    "`none`",
     "solved-head": "The head of a frozen network is the optimum of a logistic regression on the pooled features of its "
     "last stages",
     "frozen": "Frozen layers do not change, batch norm included",
