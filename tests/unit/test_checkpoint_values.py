@@ -104,6 +104,7 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
         3,
         {"means": torch.ones(2, 3)},
         {"means": torch.ones(2, 3), "cosines": 3},
+        {"means": torch.ones(2, 3), "cosines": torch.tensor(1.0)},
         {"means": torch.ones(2, 3), "cosines": torch.empty(0)},
         {"means": torch.ones(2, 3).to_sparse(), "cosines": torch.ones(1)},
         {"means": torch.ones(2, 3, 1), "cosines": torch.ones(1)},
