@@ -372,8 +372,9 @@ class Classifier(pl.LightningModule):
         values, self.counts = found
         if self.familiarity is not None and not is_fit:
             of_ranks = gather_on_rank_zero(self._familiar, self.trainer)
-            familiar = torch.cat([one for own in of_ranks for one in own] or [torch.ones(1)])
-            self.counts["unfamiliar"] = float((familiar < BELOW).double().mean())
+            if self.trainer.is_global_zero:  # the other ranks have their own images only
+                familiar = torch.cat([one for own in of_ranks for one in own])
+                self.counts["unfamiliar"] = float((familiar < BELOW).double().mean())
         # as values of 4 bytes, in any precision of the network
         floats = {name: torch.tensor(v, dtype=torch.float32) for name, v in values.items()}
         self.log_dict({f"{split}/{name}": value for name, value in floats.items()})
