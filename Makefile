@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick-tests test-all chaos options docs lint docker lock
+.PHONY: demo test quick-tests test-all chaos options docs gallery lint docker lock
 
 demo: .venv/package
 	$(BIN)/finetune demo
@@ -33,13 +33,13 @@ options: .venv/installed
 	$(BIN)/python tools/reference_page.py
 
 # The documentation as a searchable site in site/; fails if a link leads nowhere. To read it: python3 -m http.server -d site
-docs: .venv/installed build/gallery
+docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
-	cp -r build/gallery site/
+	if [ -d build/gallery ]; then cp -r build/gallery site/; fi
 
-# The screenshots of its gallery, made once: remove the folder to make them again.
-build/gallery: .venv/installed
-	$(BIN)/python tools/gallery.py $@
+# The pictures of docs/gallery.md, for the next `make docs`: fits and screenshots by Chromium, in some minutes.
+gallery: .venv/installed
+	$(BIN)/python tools/gallery.py build/gallery
 
 lint: .venv/installed
 	$(BIN)/ruff check .

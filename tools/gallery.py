@@ -2,7 +2,7 @@
 
     python tools/gallery.py build/gallery
 
-`make docs` runs it once. Without Chromium it makes an empty folder.
+`make gallery` runs it in some minutes, and `make docs` puts the pictures into the site.
 """
 
 import re
@@ -50,7 +50,8 @@ def served(folder: Path, command: str) -> Iterator[str]:
 def make_runs(folder: Path) -> None:
     """Train a source network, fine-tune it, fit a head on it, and compare the last two."""
     run(folder, "fit --config sample_source.yaml --epochs 3 --out source --report false")
-    run(folder, f"fit --config sample.yaml --epochs 8 --weights {SOURCE} --name finetuned")
+    options = "--epochs 8 --coverage 0.9 --name finetuned"
+    run(folder, f"fit --config sample.yaml --weights {SOURCE} {options}")
     head = "--backbone resnet18 --size 48 --freeze backbone --name frozen"
     run(folder, f"fit data/sample/target --weights {SOURCE} {head}")
     run(folder, f"compare {FROZEN} {FINETUNED}")
@@ -86,6 +87,7 @@ def take(browser: Browser, folder: Path, out: Path) -> None:
     report = (folder / FINETUNED / "report.html").as_uri()
     shoot(opened(report, 700), "report")
     shoot(opened(f"{report}#classes", 460), "classes")
+    shoot(opened(f"{report}#sets", 360), "sets")
     shoot(opened(f"{report}#images", 620), "mistakes")
     shoot(opened(f"{report}#calibration", 660), "calibration")
     shoot(opened((folder / "comparison.html").as_uri()), "comparison")
@@ -94,6 +96,13 @@ def take(browser: Browser, folder: Path, out: Path) -> None:
         page = opened(address)
         page.locator("#neighbours img").first.wait_for()
         shoot(page, "review")
+    (folder / "new").mkdir()
+    for number, image in enumerate(sorted((folder / "data/sample/target/val").glob("*/*"))):
+        shutil.copy(image, folder / f"new/{number:04}{image.suffix}")
+    with served(folder, f"review new {FINETUNED} --labels hotdog,not-hotdog") as address:
+        page = opened(address)
+        page.locator("#neighbours img").first.wait_for()
+        shoot(page, "labels")
     with served(folder, f"serve {FINETUNED}") as address:
         page = opened(address)
         test = folder / "data/sample/target/test"
@@ -105,9 +114,7 @@ def take(browser: Browser, folder: Path, out: Path) -> None:
 
 def main(out: Path) -> None:
     if CHROMIUM is None:
-        print("no Chromium on this machine: the gallery has no pictures")
-        out.mkdir(parents=True, exist_ok=True)
-        return
+        sys.exit("The pictures need Chromium: apt install chromium")
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
         make_runs(Path(place))
         make_faulty(Path(place))
