@@ -85,10 +85,10 @@ def take(browser: Browser, folder: Path, out: Path) -> None:
         page.close()
 
     report = (folder / FINETUNED / "report.html").as_uri()
-    shoot(opened(report, 700), "report")
-    shoot(opened(f"{report}#classes", 460), "classes")
-    shoot(opened(f"{report}#sets", 360), "sets")
-    shoot(opened(f"{report}#images", 620), "mistakes")
+    shoot(opened(report, 760), "report")
+    shoot(opened(f"{report}#classes", 580), "classes")
+    shoot(opened(f"{report}#sets", 230), "sets")
+    shoot(opened(f"{report}#images", 720), "mistakes")
     shoot(opened(f"{report}#calibration", 660), "calibration")
     shoot(opened((folder / "comparison.html").as_uri()), "comparison")
     shoot(opened((folder / "check.html").as_uri()), "check")
@@ -104,7 +104,7 @@ def take(browser: Browser, folder: Path, out: Path) -> None:
         page.locator("#neighbours img").first.wait_for()
         shoot(page, "labels")
     with served(folder, f"serve {FINETUNED}") as address:
-        page = opened(address)
+        page = opened(address, 940)
         test = folder / "data/sample/target/test"
         files = [test / "hotdog/0001.png", test / "not-hotdog/0002.png"]
         page.locator("#files").set_input_files(files)
