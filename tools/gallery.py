@@ -22,6 +22,10 @@ SOURCE = "source/fit/version_0"
 FINETUNED = "runs/fit/finetuned"
 FROZEN = "runs/fit/frozen"
 WIDTH = 1000  # pixels
+LOAD_IMAGES = """Promise.all([...document.images].map(image => {
+    image.loading = "eager";
+    return image.decode().catch(() => {});
+}))"""
 
 
 def run(folder: Path, command: str, exit_code: int = 0) -> None:
@@ -77,8 +81,7 @@ def take(browser: Browser, folder: Path, out: Path) -> None:
         return page
 
     def shoot(page: Page, name: str) -> None:
-        page.wait_for_timeout(300)
-        # images above the section have moved it
+        page.evaluate(LOAD_IMAGES)  # those above a section move it
         page.evaluate("document.querySelector(location.hash || 'body').scrollIntoView()")
         page.wait_for_timeout(300)
         page.screenshot(path=out / f"{name}.png")
@@ -89,7 +92,7 @@ def take(browser: Browser, folder: Path, out: Path) -> None:
     shoot(opened(f"{report}#classes", 580), "classes")
     shoot(opened(f"{report}#sets", 230), "sets")
     shoot(opened(f"{report}#images", 720), "mistakes")
-    shoot(opened(f"{report}#calibration", 660), "calibration")
+    shoot(opened(f"{report}#calibration", 600), "calibration")
     shoot(opened((folder / "comparison.html").as_uri()), "comparison")
     shoot(opened((folder / "check.html").as_uri()), "check")
     with served(folder, f"review dishes {FINETUNED}") as address:
