@@ -5,6 +5,7 @@ its code, and a checkpoint may be untrusted. The user may choose a module, by na
 """
 
 import logging
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from pytorch_lightning.callbacks import Callback
 
 from finetune.data.data_place import address_in, at_place, for_other_place, place_of
 from finetune.data.datamodule import ImageDataModule, open_data
+from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.drawn_splits import BY_FOLDER
 from finetune.data.seen import exclude_seen
 from finetune.data.transforms import PREPARATION, preparation
@@ -33,7 +35,7 @@ from finetune.inference.tta import AverageFlip
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
 from finetune.runs.local_copies import shown_place
-from finetune.runs.predictions import AnswersWriter, PredictionWriter
+from finetune.runs.predictions import AnswersWriter, PredictionWriter, group_file
 from finetune.settings.all_commands import COMMANDS
 from finetune.settings.configs import config_text
 from finetune.settings.fields import ClassSettings, find_setting, import_class
@@ -97,6 +99,7 @@ def evaluate(layers: Layers) -> Run:
     if isinstance(settings, PredictSettings):
         # the prediction for a single image is printed
         run.leaves_folder = len(data.splits["predict"]) > 1 and settings.output is None
+        _check_inputs_stay(settings, data)
         if settings.none_below:
             is_known = not settings.model.compile
             familiarity = read_familiarity(checkpoint, model.network) if is_known else None
@@ -109,6 +112,21 @@ def evaluate(layers: Layers) -> Run:
         how = {"return_predictions": False} if command == "predict" else {"verbose": False}
         getattr(trainer, command)(model, datamodule=data, ckpt_path=path, **how)
     return run
+
+
+def _check_inputs_stay(settings: PredictSettings, data: ImageDataModule) -> None:
+    """Refuse to replace a table that is predicted by the predictions for images or for groups."""
+    if not settings.output or not isinstance(data, ImageFolderData):
+        return
+    target = Path(settings.output)
+    named = [data.predict] if isinstance(data.predict, str) else data.predict or []
+    inputs = {os.path.realpath(os.path.expanduser(place)) for place in named}
+    has_groups = data.splits["predict"].groups is not None
+    for path in (target, group_file(target)) if has_groups else (target,):
+        if os.path.realpath(path) in inputs:
+            raise WrongUsage(
+                f"--out {target} would replace {path}, which is predicted: name another file"
+            )
 
 
 def _callbacks(settings: EvaluateSettings, run: Run) -> list[Callback]:

@@ -45,6 +45,11 @@ class _OfRank(NamedTuple):
     last: Predicted | None
 
 
+def group_file(path: Path) -> Path:
+    """Return where the answers of groups are written, next to those of images."""
+    return path.with_name(f"group_{path.name}")
+
+
 class PredictionWriter(pl.Callback):
     """Writes the predictions of `predict` batch by batch. Each rank writes its contiguous part; rank 0 joins the parts.
 
@@ -195,7 +200,7 @@ class PredictionWriter(pl.Callback):
         """Write the predictions for groups, if there are any, and print a summary."""
         groups = getattr(module, "groups", None)
         if groups is not None:
-            target = self.target.with_name(f"group_{self.target.name}")
+            target = group_file(self.target)
             counts = _write(target, self._rows, module, groups.samples, groups.outputs, groups)
             print(f"{counted(len(groups.sizes), 'group')}: {self._rows.count_text(counts)}")
             print(f"predictions of groups in {target}", flush=True)
