@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune import __version__
-from finetune.distributed.ranks import end_with_rank_zero
+from finetune.distributed.ranks import drop_stale_ranks, end_with_rank_zero
 from finetune.system.interpreter import install_unraisable_hook, without_gc
 from finetune.system.machine import sleep_at_once, sleep_soon
 from finetune.system.messages import did_you_mean, shown
@@ -142,6 +142,7 @@ def _run_then_restore(
 
 
 def _set_up_process() -> None:
+    drop_stale_ranks()
     replace_unencodable()
     install_unraisable_hook()
     end_with_rank_zero()

@@ -28,6 +28,16 @@ ending = threading.Event()  # set while this process ends; that may take a while
 _children: list[subprocess.Popen] = []  # of rank 0: the ranks that Lightning has started
 
 
+def drop_stale_ranks() -> None:
+    """Remove rank variables of an earlier job from the environment: this process would take itself for another rank.
+
+    Launchers and Lightning set MASTER_PORT together with them, so without it the variables are stale.
+    """
+    if "MASTER_PORT" not in os.environ:
+        for name in ("RANK", "LOCAL_RANK"):
+            os.environ.pop(name, None)
+
+
 def end_with_rank_zero() -> None:
     """Start a thread that ends this process as soon as rank 0 has ended, for example if it was killed.
 

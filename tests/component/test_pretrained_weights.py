@@ -127,7 +127,7 @@ def test_weights_that_can_not_be_fetched_say_where_to_put_them(published, monkey
         raise URLError("no route to host")
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
-    with pytest.raises(OSError, match="--model.weights FILE") as caught:
+    with pytest.raises(OSError, match="--weights FILE") as caught:
         read_weights("DEFAULT", SMALL)
     line = str(caught.value)
     assert str(published[1]) in line and "no route to host" in line and "\n" not in line

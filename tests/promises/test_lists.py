@@ -14,11 +14,11 @@ from rich.console import Console
 from run_folders import write_run
 
 from finetune import ImageFolderData
-from finetune.commands import list_backbones
 from finetune.commands import runs as runs_module
 from finetune.data.image_cache import read_from_cache
 from finetune.data.image_files import open_file
 from finetune.data.local_folders import local_folder
+from finetune.models import backbones
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_runs_rm_deletes_a_run_and_keeps_files_of_the_user(run, cli, capsys):
 
 @promise("backbones")
 def test_backbones_lists_networks_with_size_and_licence(cli, capsys, monkeypatch):
-    monkeypatch.setattr(list_backbones, "is_local", lambda name: name == "resnet18")
+    monkeypatch.setattr(backbones, "is_local", lambda name: name == "resnet18")
     cli("backbones", "resnet18*")
     shown = capsys.readouterr().out
     (row,) = (line for line in shown.splitlines() if line.startswith("resnet18 "))

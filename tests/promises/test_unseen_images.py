@@ -1,12 +1,17 @@
 """`finetune test` measures no image that its run was trained on, in whatever folder, and says what it measured."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from colours import QUICKEST
 from promise import promise
+
+from finetune.runs.checkpoint_io import read_checkpoint
 
 WORDS = ("--data.num_workers", "0", "--trainer.accelerator", "cpu")
 
@@ -39,6 +44,15 @@ def test_a_fit_that_has_seen_all_images_of_the_test_folder_says_so_and_is_comple
     run = Path("runs/fit/version_0")
     assert (run / "report.html").exists() and not (run / "test.json").exists()
     assert (run / "checkpoints/best.ckpt").exists()
+
+
+@pytest.mark.slow
+def test_a_rank_of_an_earlier_job_in_the_environment_hides_no_training_image(colours, tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "MASTER_PORT"} | {"RANK": "1"}
+    command = (sys.executable, "-m", "finetune", "fit", str(colours), *QUICKEST)
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=300)
+    path = tmp_path / "runs/fit/version_0/checkpoints/best.ckpt"
+    assert len(read_checkpoint(path)["finetune"]["seen"]["train"]) > 0
 
 
 def test_test_on_a_folder_without_a_class_has_no_result_of_it(run, cli, colours, tmp_path, caplog):

@@ -22,7 +22,7 @@ NAMES = st.one_of(WORDS, st.sampled_from(["null", "true", "12:30"]))
 # with those that go together
 BESIDE = {"data.num_folds", "data.fold", "data.correct_test", "data.crop_share"}
 BESIDE |= {"trainer.devices"}  # where `007` is a number
-BESIDE |= {"data.val_fraction", "data.test_fraction", "members", "model.freeze"}
+BESIDE |= {"data.val_fraction", "data.test_fraction", "members", "model.freeze", "coverage"}
 
 
 def values(setting: Setting) -> st.SearchStrategy[Any]:
