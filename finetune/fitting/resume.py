@@ -90,12 +90,19 @@ def run_to_continue(asked: FitSettings, layers: Layers, root: Path) -> tuple[Pat
 
 
 def has_only_begun(run: Path) -> bool:
-    """Return whether a local run has ended before its first checkpoint."""
+    """Return whether a local run has ended before its first checkpoint of trained weights.
+
+    Raises:
+        ValueError: Its only checkpoint is damaged.
+    """
     folder = RunDir(run)
     if not folder.is_run or folder.has_ended or folder.fits or address_of(run) is not None:
         return False
-    # a best.ckpt may have the weights before training
-    return not folder.has("last") and folder.facts.epochs == 0
+    if folder.has("last"):
+        return False
+    # A best.ckpt may have the weights before training, or those of a validation inside the first epoch.
+    best = folder.checkpoint("best")
+    return not folder.has("best") or read_checkpoint(best)["global_step"] == 0
 
 
 def _wanted(asked: FitSettings, layers: Layers) -> Identity:

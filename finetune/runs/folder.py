@@ -23,7 +23,7 @@ from finetune.system.messages import WrongUsage, reason, shown
 # Facts about how a run began. A resumed run does not change them.
 _OF_THE_BEGINNING = ("command", "began", "lines", "backbone_ranking")
 # Files of a run without a result, next to hidden ones. If a run fails and has no other files, its folder is deleted.
-# A best.ckpt without a last.ckpt has the weights before training.
+# A best.ckpt without a last.ckpt and logged metrics has the weights before training.
 _OF_NO_RESULT = {RECORD, "config.yaml", "report.html", "checkpoints/best.ckpt"}
 
 

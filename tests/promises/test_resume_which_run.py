@@ -209,10 +209,13 @@ def test_resume_begins_a_named_run_again_that_was_killed_before_its_first_checkp
     cli(*command)
     run = tmp_path / "runs/fit/mine"
     (run / "checkpoints/last.ckpt").unlink()
-    RunDir(run).update(ended=None)
+    # as after a kill inside the first epoch, with a validation before
+    RunDir(run).update(ended=None, best=None, epochs=0)
+    best = run / "checkpoints/best.ckpt"
     with pytest.raises(FileNotFoundError, match="last.ckpt"):
         cli(*command, "--resume")  # best.ckpt may be of use
-    shutil.rmtree(run / "checkpoints")
+    # that of the weights before training is not
+    torch.save({**read_checkpoint(best), "global_step": 0}, best)
     with pytest.raises(ValueError, match="two classes"):  # a refused command deletes nothing
         cli(*command, "--resume", "--threshold", "f1:red")
     assert (run / "metrics.csv").exists()
