@@ -8,7 +8,7 @@ from typing import Any
 
 from finetune.settings.configs import load
 from finetune.system.file_names import composed
-from finetune.system.messages import WrongUsage, did_you_mean
+from finetune.system.messages import NotFound, WrongUsage, did_you_mean
 
 BALANCED = "balanced"
 # A weight other than 0 is within these bounds, in which float32 computes losses without overflow.
@@ -34,7 +34,10 @@ def parse_class_weights(value: Mapping[str, Any] | str | None) -> dict[str, floa
     text = value.strip()
     if text.lower().endswith(".yaml"):
         path = Path(os.path.expanduser(text))
-        return _checked(load(path).items(), f"class_weights {path}")
+        if not path.is_file():
+            raise NotFound(f"class_weights: there is no file {path}")
+        weights = load(path, "file of --class_weights", "weights such as `cat: 2`")
+        return _checked(weights.items(), f"class_weights {path}")
     if ":" not in text:
         raise WrongUsage(f"class_weights cannot be {text!r}; it takes {_FORMS}")
     pairs = [part.partition(":") for part in text.split(",")]

@@ -43,25 +43,32 @@ def find(name: str) -> Path:
     )
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Return the content of a config.
+def load(
+    path: Path, what: str = "config", example: str = "settings such as `epochs: 10`"
+) -> dict[str, Any]:
+    """Return the content of a config, or of another file of names and values.
+
+    Args:
+        path: The file.
+        what: What it is, for messages.
+        example: What it should have.
 
     Raises:
-        WrongUsage: It is not YAML in UTF-8, or has no settings.
+        WrongUsage: It is not YAML in UTF-8, or no table.
     """
     try:
         table = yaml.load(path.read_text("utf-8"), YAMLLoader)
     except UnicodeDecodeError as error:
         raise WrongUsage(
-            f"the config {path} is not UTF-8: byte {error.start} is not readable"
+            f"the {what} {path} is not UTF-8: byte {error.start} is not readable"
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
-        raise WrongUsage(f"{path}{where}: not valid YAML: {problem}") from error
+        raise WrongUsage(f"the {what} {path}{where}: not valid YAML: {problem}") from error
     if not isinstance(table, dict):
-        raise WrongUsage(f"{path} is not a config: it has no settings such as `epochs: 10`")
+        raise WrongUsage(f"{path} is not a {what}: it has no {example}")
     return table
 
 
