@@ -9,9 +9,10 @@ from finetune.runs.folder import Run
 
 
 class Clock(pl.Callback):
-    """Measures the seconds of a run on rank 0, from the start of its command to the end of its last epoch or its test.
+    """Measures the seconds of a run on rank 0, from the building of its parts to the end of its last epoch or its test.
 
-    A command that continues a run adds to the seconds of the run before.
+    What the command does before is not counted: it lists the images, ranks networks, and measures for `--minutes`. A
+    command that continues a run adds to the seconds of the run before.
 
     Args:
         run: The run. Its record is updated at the end of each epoch and after a test.

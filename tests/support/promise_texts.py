@@ -86,6 +86,6 @@ PROMISES = {
     "backbones": "`finetune backbones` lists the networks of torchvision and timm",
     "corrections": "A label that was corrected is saved, and no image is changed or moved to another split",
     "review": "During a review, the images that were not shown are ranked again by the corrected labels",
-    "first-labels": "Of images without labels, `finetune review` asks first about those from which a head learns most; "
-    "its file is a table of the last answers, also if it was killed",
+    "first-labels": "Of images without labels, `finetune review` asks first about typical images, then about those of "
+    "which a head is least sure; its file is a table of the last answers, also if it was killed",
 }
