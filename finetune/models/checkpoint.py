@@ -112,10 +112,15 @@ def _are_class_names(value: Any) -> bool:
 
 
 def _is_dense(value: Any) -> bool:
-    """Return whether a value is a dense tensor with data. Sparse, quantized and `meta` tensors are not."""
+    """Return whether a value is a dense tensor with data. Sparse, quantized and `meta` tensors are not.
+
+    Nor are expanded ones: with a stride of 0 a tensor in a small file has any number of values.
+    """
     if not isinstance(value, Tensor) or value.is_meta:
         return False
-    return value.layout == torch.strided and not value.is_quantized
+    if value.layout != torch.strided or value.is_quantized:
+        return False
+    return value.nbytes <= value.untyped_storage().nbytes()
 
 
 def _is_seen(value: Any) -> bool:

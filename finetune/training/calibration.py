@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from finetune.settings.schema import LabelKind
 from finetune.system.messages import counted
 from finetune.training.precision import double
-from finetune.training.prediction_sets import check_enough, describe_sets, kept, limit, set_scores
+from finetune.training.prediction_sets import (
+    MOST_SCORES,
+    check_enough,
+    describe_sets,
+    kept,
+    limit,
+    set_scores,
+)
 from finetune.training.threshold import Aim, choose
 
 # Shapes: N images, K classes or labels.
@@ -27,6 +34,7 @@ from finetune.training.threshold import Aim, choose
 LOWEST = 1 / 16
 HIGHEST = 16.0
 MOST_BIAS = 16.0
+Scores = Annotated[tuple[Annotated[float, Meta(ge=0, le=1)], ...], Meta(max_length=MOST_SCORES)]
 # Weight of the prior, in images. Compared with 1 it lowers the loss of other images by 0.03 if 6 images were fitted, by
 # 0.02 for 8, and by nothing for 12 or more (docs/decisions.md).
 PRIOR = 3
@@ -68,7 +76,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aim: Aim | None = None
     reached: Annotated[float, Meta(ge=0, le=1)] | None = None
     unreached: tuple[Annotated[int, Meta(ge=0)], ...] = ()
-    scores: tuple[tuple[Annotated[float, Meta(ge=0, le=1)], ...], ...] = ()
+    scores: tuple[Scores, ...] = ()
     coverage: float | None = None
 
     @classmethod
@@ -250,6 +258,11 @@ def read_calibration(checkpoint: Mapping[str, Any], coverage: float | None = Non
     if plain is None:
         return Calibration.unfitted(kind, num_classes).for_coverage(coverage)
     try:
+        scores = plain.get("scores", ()) if type(plain) is dict else ()
+        # before they are copied: one list may occur any number of times in a small file
+        num_expected = (0, 1 if kind == "single" else num_classes)
+        if type(scores) not in (list, tuple) or len(scores) not in num_expected:
+            raise msgspec.ValidationError(f"the scores are not those of {num_classes} classes")
         calibration = msgspec.convert(plain, Calibration)
         _check_fits(calibration, kind, num_classes)
     except msgspec.ValidationError as error:
@@ -273,8 +286,6 @@ def _check_fits(calibration: Calibration, kind: LabelKind, num_classes: int) -> 
         lengths.add(len(thresholds))
     if calibration.label_kind != kind or lengths != {1 if is_single else num_classes}:
         raise msgspec.ValidationError(f"the values are not those of {num_classes} classes")
-    if calibration.scores and len(calibration.scores) != (1 if is_single else num_classes):
-        raise msgspec.ValidationError(f"the scores are not those of {num_classes} classes")
     if any(k >= num_classes for k in calibration.unreached):
         raise msgspec.ValidationError("there is no such label")
     aim = calibration.aim

@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -203,7 +204,15 @@ DAMAGED = {
         ("aim", "positive"): [2, -1, True, None, 0.0],
         ("reached",): [None, 1.5, math.nan],
         ("unreached",): [[2], 0],
-        ("scores",): [[[0.5], [0.5]], [[1.5]], [[math.nan]], [["0.5"]], [0.5], None],
+        ("scores",): [
+            [[0.5] * 2001],
+            [[0.5], [0.5]],
+            [[1.5]],
+            [[math.nan]],
+            [["0.5"]],
+            [0.5],
+            None,
+        ],
         ("coverage",): ["0.9"],
     },
     "several": {
@@ -215,7 +224,7 @@ DAMAGED = {
         ("aim", "measure"): ["luck", None],
         ("aim", "least"): [2.0, math.nan],
         ("unreached",): [[4], [-1], [True], 0],
-        ("scores",): [[[0.5]] * 3, [[-0.1]] * 4, [0.5] * 4],
+        ("scores",): [[[0.5] * 2001] * 4, [[0.5]] * 3, [[-0.1]] * 4, [0.5] * 4],
         ("more",): [1],
     },
 }
@@ -237,6 +246,18 @@ def test_a_calibration_that_no_fit_writes_is_refused_in_a_short_line(kind, place
         with pytest.raises(ValueError, match="the checkpoint is not") as caught:
             read_calibration(checkpoint_with(kind, plain))
         assert len(str(caught.value)) < 200
+
+
+def test_more_scores_than_labels_are_refused_before_they_are_copied():
+    plain = WRITTEN["single"][1].as_plain()
+    plain["scores"] = [[0.5] * 2000] * 2000  # in a file as small as 4000 values
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="scores are not those"):
+            read_calibration(checkpoint_with("single", plain))
+        assert tracemalloc.get_traced_memory()[1] < 2**20  # bytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_threshold_among_three_classes_is_refused():

@@ -72,6 +72,7 @@ DEEP: list[Any] = []
 for _ in range(100_000):
     DEEP = [DEEP]
 SEEN = {"train": NAMES, "val": NAMES}
+VIEW = torch.ones(1).expand(1000)  # more values than the file has
 
 # place: values out of range, which none of our checkpoints has
 INVALID: dict[tuple[str, ...], list[Any]] = {
@@ -99,6 +100,7 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
         {**SEEN, "train": NAMES.to("meta")},
         {**SEEN, "val": NAMES[None]},
         {**SEEN, "other": NAMES},
+        {**SEEN, "val": NAMES[:1].expand(1000)},
     ],
     (OURS, "familiarity"): [
         3,
@@ -108,6 +110,8 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
         {"means": torch.ones(2, 3), "cosines": torch.empty(0)},
         {"means": torch.ones(2, 3).to_sparse(), "cosines": torch.ones(1)},
         {"means": torch.ones(2, 3, 1), "cosines": torch.ones(1)},
+        {"means": torch.ones(2, 3), "cosines": VIEW},
+        {"means": VIEW.expand(2, 1000), "cosines": torch.ones(1)},
     ],
     (OURS, "train_metrics"): [{}, torch.zeros(4), torch.zeros(5, dtype=torch.float64)],
     (OURS, "exported"): ["/some/other.onnx"],
@@ -120,7 +124,7 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
     ("global_step",): [-1, 1.5],
     ("pytorch-lightning_version",): ["x", "2.6\n"],
     ("optimizer_states",): [[{"param_groups": []}], [{"param_groups": [{}], "state": {0: META}}]],
-    ("state_dict",): [{"x": META}, {"std": torch.ones(3, 1, 1).to_sparse()}],
+    ("state_dict",): [{"x": META}, {"x": VIEW}, {"std": torch.ones(3, 1, 1).to_sparse()}],
     ("state_dict", "mean"): [torch.zeros(3), torch.full((3, 1, 1), math.nan)],
     ("state_dict", "std"): [torch.zeros(3, 1, 1), torch.ones(3, 1, 1, dtype=torch.int64)],
 }
