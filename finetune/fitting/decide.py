@@ -83,7 +83,8 @@ _NOT_WITH: Mapping[str, Mapping[str, str]] = MappingProxyType(
         _AUTO: {},
     }
 )
-_OF_CONFIGS = ("trainer.max_epochs", "trainer.limit_train_batches")  # which --minutes overrules
+# What --minutes overrules if a config has set it.
+_OVERRULED_IN_CONFIGS = ("trainer.max_epochs", "trainer.limit_train_batches")
 # What to do instead on several machines, or with torchrun or srun.
 _ON_SEVERAL = MappingProxyType(
     {
@@ -336,13 +337,13 @@ def _check_optimizer(model: ModelSettings) -> None:
 
 
 def _check_goes_with(option: str, settings: FitSettings, layers: Layers) -> None:
-    """Refuse what an option that plans several fits or measures does not go with.
+    """Check that no other setting contradicts `--folds`, `--members`, `--minutes` or `--backbone auto`.
 
     Raises:
         WrongUsage: Another setting contradicts it, or there are several machines or a launcher.
     """
     for name, why in _NOT_WITH[option].items():
-        is_set = name in layers.typed if name in _OF_CONFIGS else layers.is_explicit(name)
+        is_set = name in layers.typed if name in _OVERRULED_IN_CONFIGS else layers.is_explicit(name)
         if is_set and layers.value(name) != settings_of(FitSettings)[name].default:
             raise WrongUsage(f"does not go with {option}: {why}", name)
     if settings.trainer.num_nodes != 1 or has_launcher():

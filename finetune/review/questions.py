@@ -2,8 +2,8 @@
 
 The most useful images are typical ones at first, then those about which a head of the answers is least sure. How many
 labels this saves: docs/benchmarks.md. In each batch one image is random: it follows an order that is fixed before the
-first answer. The images at the beginning of that order, up to the first open one, are a random sample of all, whether
-they were asked about as random or as useful. From them the accuracy is estimated.
+first answer. The images at the beginning of that order, up to the first open one, are nearly a random sample of those
+with features, whether they were asked about as random or as useful. From them the accuracy is estimated.
 """
 
 # Shapes: M images, D features, R of their principal coordinates, K classes.

@@ -1,8 +1,7 @@
 """Collects evidence of doubtful labels in a thread, while the page is open: copies, and out-of-fold probabilities.
 
 Images are read once (`RankingJob.inspect`). When people have corrected labels, only the probabilities are computed
-again, with these labels (`RankingJob.rank`).
-Of images without labels the job finds the next questions.
+again, with these labels (`RankingJob.rank`). Of images without labels the job finds the next questions.
 """
 
 import threading
