@@ -154,17 +154,30 @@ def list_unlabelled(folder: str, class_names: list[str]) -> "DataSet":
 
     Raises:
         WrongUsage: It is not a folder.
-        OSError: The folder cannot be read, or has no images.
+        OSError: The folder cannot be read, or has no images that a table can list.
     """
+    import numpy as np
+
     from finetune.data.image_files import kind_of, normal_path
     from finetune.data.local_folders import local_folder
     from finetune.data.prediction_paths import unlabelled_data
+    from finetune.data.tables.table_rows import unlistable
 
     root = normal_path(local_folder(folder))
     if kind_of(root) != "folder":
         raise WrongUsage(f"{folder} is not a folder: --labels CLASS,CLASS labels those of a folder")
     data = unlabelled_data(root, class_names, skip=True, is_logged=True, columns={}, group_by=None)
-    return replace(data, folder=root)
+    names = [*data.names()]
+    left_out = unlistable(names)
+    if left_out:
+        example = shown(repr(names[left_out[0]]))
+        line = f"{counted(len(left_out), 'image')} left out, whose names a table cannot have: rename {example}"
+        if len(left_out) == len(names):
+            raise FileNotFoundError(f"{shown(folder)}: {line}")
+        print(line, file=sys.stderr)
+    kept = np.delete(np.arange(len(names)), left_out)
+    samples = data.splits["predict"].take(kept)
+    return replace(data, folder=root, splits={"predict": samples})
 
 
 def list_images(folder: str | Path, options: ScanOptions = _AS_FOUND) -> "DataSet":

@@ -1,5 +1,6 @@
 """`finetune review FOLDER --labels A,B`: the questions about images without labels, their answers, and the table."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -95,6 +96,34 @@ def test_the_file_of_a_review_without_labels_is_a_table_of_the_last_answers(
     table = scan(str(root / "labels.csv"))
     labels = [table.class_names[k] for k in table.targets.labels]
     assert dict(zip(table.names(), labels, strict=True)) == expected
+
+
+@promise("first-labels")
+def test_only_images_that_the_table_can_name_are_asked_about(tmp_path, capsys):
+    root = tmp_path / "new"
+    (root / "new").mkdir(parents=True)
+    drawn = sorted((draw_colours(tmp_path / "drawn", train=5) / "train").rglob("*.png"))
+    usual = ["a.png", "b c.png", "C:\\d.png", 'e"f,g.png', "h\ni.png", "new/a.png", "e\u0301.png"]
+    rare = [" a.png", "\u00a0j.png", "k\udcff.png", "\u00e9.png"]  # the last is e\u0301, composed
+    for name, path in zip(usual + rare, drawn, strict=False):
+        path.rename(root / name)
+    session = begin_labelling(root, "cat", "dog")
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "4 images" in said and "rename" in said
+    assert len(session.images) == len(usual)
+    expected = {}
+    for i in range(len(usual)):
+        session.decide(i, "change", [i % 2], 0)
+        expected[session.images.name(i)] = i % 2
+    with contextlib.chdir(tmp_path):
+        table = scan("new/labels.csv")
+    assert dict(zip(table.names(), table.targets.labels.tolist(), strict=True)) == expected
+    assert expected.keys() == {*usual}
+    for name in usual:
+        (root / name).unlink()
+    (root / rare[3]).unlink()
+    with pytest.raises(OSError, match="rename"):
+        begin_labelling(root, "cat", "dog")
 
 
 @given(

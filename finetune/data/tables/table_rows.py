@@ -246,7 +246,9 @@ def _read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], li
     have the same path. An address must be inside of that of `root`: an untrusted table cannot name another server.
     """
     prefix = "" if root == "." else os.path.join(root, "")
-    inside = (f"{root}/", os.path.join(os.path.abspath(root), ""))
+    inside = {os.path.join(os.path.abspath(root), "")}
+    if os.path.isabs(root) or is_in_bucket(root):
+        inside.add(f"{root}/")  # of a relative one, it may be a folder of the same name inside
     paths: list[str] = []
     faults: list[Fault] = []
     for row, value in enumerate(table.columns[column]):
@@ -262,6 +264,22 @@ def _read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], li
             path = inner if is_in_bucket(root) else os.path.normpath(path)
         paths.append(path)
     return paths, faults
+
+
+def unlistable(names: Sequence[str]) -> list[int]:
+    """Return the indices of relative paths that a table of labels cannot have.
+
+    Read from it, they are not UTF-8, differ, for example without a space at the beginning, or are that of another one.
+    """
+    table = TableFile(Path(), {"path": [*names]}, [*range(len(names))])
+    paths, _ = _read_paths(table, "path", ".")
+    first_of: dict[str, int] = {}
+    return [
+        i
+        for i, (name, path) in enumerate(zip(names, paths, strict=True))
+        if path != name.encode("utf-8", "replace").decode()
+        or first_of.setdefault(_label_text(name), i) != i
+    ]
 
 
 def _fault_of_path(text: str) -> str:
