@@ -92,5 +92,7 @@ def describe_sets(scores: Sequence[Sequence[float]], share: float, names: Sequen
         return f"sets cover at least {lows[k]:.1f} % of new images in 95 of 100 fits, with {images}"
     rare = ", ".join(shown(names[k]) for k in range(len(scores)) if k not in lows)
     always = f"; in every set, with fewer than {least}: {rare}" if rare else ""
-    what = f"at least {lows[k]:.1f} % of the new images with a label"
-    return f"sets cover {what} in 95 of 100 fits, with {images} of {shown(names[k])}{always}"
+    what = f"at least {lows[k]:.1f} % of the new images with each label"
+    return (
+        f"sets cover {what}, in 95 of 100 fits for each, with {images} of {shown(names[k])}{always}"
+    )
