@@ -41,6 +41,7 @@ from finetune.reports.report import page_of
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
 from finetune.runs.licence import is_restricted, licence
+from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.removal import drop_last
@@ -444,7 +445,7 @@ def _is_complete(parts: Parts) -> bool:
 
 
 def _lock_finished(parts: Parts) -> None:
-    """Lock a run that has reached its limit, because another process may be testing it.
+    """Lock a run that has reached its limit, which another process may be testing, and forget its last test.
 
     Raises:
         ValueError: Another process has locked it, or has written its checkpoint.
@@ -453,6 +454,9 @@ def _lock_finished(parts: Parts) -> None:
     hold(parts.run.checkpoint("last").parents[1])
     parts.plan.start.check_unchanged()
     parts.run.continue_upload()
+    for logger in parts.trainer.loggers:
+        if isinstance(logger, MetricsCSV):
+            logger.rewind(parts.plan.start.content["global_step"])
     parts.run.dir.update(ended=None)  # until this test and its report are complete
 
 

@@ -321,9 +321,10 @@ def test_the_start_of_a_run_is_in_all_of_its_files(colours, cli, tmp_path):
     at = fit.index("--model.weights")
     assert fit[at + 1] == "null"
     cli(*fit[:at], *fit[at + 2 :], *UNFINISHED, "--resume")
-    cli(*fit, "--trainer.max_epochs", 3, "--resume")  # which would be other weights
+    with pytest.raises(ValueError, match="weights null"):  # which would be other weights
+        cli(*fit, *UNFINISHED, "--resume")
     checkpoint = read_checkpoint(run / "checkpoints/last.ckpt")
-    assert epochs_of(run) == 3 and checkpoint["hyper_parameters"]["weights"] == str(weights)
+    assert epochs_of(run) == 2 and checkpoint["hyper_parameters"]["weights"] == str(weights)
     assert checkpoint["finetune"]["licence_of_the_weights"] == licence
     assert config_of(run)["model"]["weights"] == str(weights)
     facts = RunDir(run).facts
