@@ -116,14 +116,19 @@ class DataSettings(Section, frozen=True):
         int, Meta(ge=1, le=2**20), About(word="batch", also="batch bs b", resume="order")
     ] = 32
     image_size: Annotated[
-        Pixels, About(word="size", also="size img_size imgsz input_size resolution crop_size")
+        Pixels,
+        About(
+            word="size", also="size img_size imgsz input_size resolution crop_size", resume="fixed"
+        ),
     ] = 224
     eval_image_size: Annotated[
-        Pixels | None, About(also="eval_size test_size val_size test_input_size")
+        Pixels | None, About(also="eval_size test_size val_size test_input_size", resume="fixed")
     ] = None
-    resize: ResizeMode = "shorter_side"
-    interpolation: Interpolation = "bilinear"
-    crop_share: Annotated[float, Meta(ge=0.1, le=1, title="SHARE")] = CROP_SHARE
+    resize: Annotated[ResizeMode, About(resume="fixed")] = "shorter_side"
+    interpolation: Annotated[Interpolation, About(resume="fixed")] = "bilinear"
+    crop_share: Annotated[
+        Annotated[float, Meta(ge=0.1, le=1, title="SHARE")], About(resume="fixed")
+    ] = CROP_SHARE
     crop_and_flip: bool = True
     min_crop: Share = 0.35
     augmentations: Annotated[
