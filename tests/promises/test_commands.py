@@ -138,6 +138,7 @@ def test_a_run_and_images_named_by_position(fitted, colours, cli, tmp_path, caps
     cli("predict", fitted, one, "--out", "one.csv")
     (row,) = rows_of(tmp_path / "one.csv")
     reported = f"{one}: {row['class']}, probability {float(row['probability']):.4f}"
+    reported += f"; familiar {float(row['familiar']):.2f}"
     assert capsys.readouterr().out == f"{reported}\npredictions in one.csv\n"
     expected = json.loads((fitted / "test.json").read_text())["test/accuracy"]
     cli("test", fitted, colours, "--workers", "0")
