@@ -125,3 +125,10 @@ def test_headers_that_do_not_end_have_a_limit(tmp_path):
             client.settimeout(10)
             client.sendall(request + more)
             assert client.recv(1000).startswith(b"HTTP/1.1 " + status)
+
+
+def test_an_answer_is_sent_at_once_and_not_when_its_head_is_acknowledged():
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
