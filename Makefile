@@ -37,7 +37,7 @@ docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	if [ -d build/gallery ]; then cp -r build/gallery site/; fi
 
-# The pictures of docs/gallery.md, for the next `make docs`: fits and screenshots by Chromium, in some minutes.
+# The screenshots of docs/gallery.md, for the next `make docs`: fits, and Chromium on their pages, in some minutes.
 gallery: .venv/installed
 	$(BIN)/python tools/gallery.py build/gallery
 

@@ -1,8 +1,8 @@
-"""Make the pictures of docs/gallery.md: fits on generated images, and screenshots of their pages by Chromium.
+"""Make the screenshots of docs/gallery.md: fits on generated images, whose pages Chromium opens.
 
     python tools/gallery.py build/gallery
 
-`make gallery` runs it in some minutes, and `make docs` puts the pictures into the site.
+`make gallery` runs it in some minutes, and `make docs` puts the screenshots into the site.
 """
 
 import re
@@ -117,16 +117,16 @@ def take(browser: Browser, folder: Path, out: Path) -> None:
 
 def main(out: Path) -> None:
     if CHROMIUM is None:
-        sys.exit("The pictures need Chromium: apt install chromium")
+        sys.exit("The screenshots need Chromium: apt install chromium")
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
         make_runs(Path(place))
         make_faulty(Path(place))
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        pictures = Path(place, "gallery")
-        pictures.mkdir()
-        take(browser, Path(place), pictures)
+        screenshots = Path(place, "gallery")
+        screenshots.mkdir()
+        take(browser, Path(place), screenshots)
         browser.close()
-        shutil.copytree(pictures, out, dirs_exist_ok=True)
+        shutil.copytree(screenshots, out, dirs_exist_ok=True)
 
 
 if __name__ == "__main__":

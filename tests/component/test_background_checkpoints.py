@@ -209,7 +209,7 @@ def test_in_the_end_all_is_as_on_a_fast_disk(fit, kept, request):
     kept(0, 1)
     assert same(fit("waiting"), complete)
     best = f"best {2 * STEPS}"
-    assert written == [f"best {STEPS}", best, f"last {4 * STEPS}", best]  # at last the familiarity
+    assert written == [f"best {STEPS}", best, f"last {4 * STEPS}", best]  # with familiarity
 
 
 def never_wait(monkeypatch: pytest.MonkeyPatch) -> None:
