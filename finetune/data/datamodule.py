@@ -90,7 +90,6 @@ class ImageDataModule(pl.LightningDataModule):
         root: str | None = DEFAULTS.root,
         batch_size: int = DEFAULTS.batch_size,
         image_size: int = DEFAULTS.image_size,
-        eval_image_size: int | None = DEFAULTS.eval_image_size,
         resize: ResizeMode = DEFAULTS.resize,
         interpolation: Interpolation = DEFAULTS.interpolation,
         crop_share: float = DEFAULTS.crop_share,
@@ -141,21 +140,17 @@ class ImageDataModule(pl.LightningDataModule):
             raise WrongUsage("needs a file: --data.corrections FILE", "data.correct_test")
         self.batch_size = batch_size
         self.image_size = image_size
-        self.eval_image_size = eval_image_size or image_size
         self.num_workers = num_workers
         self.on_bad_image = on_bad_image
         self.cache_limit_gb = cache_limit_gb
-        prepared = eval_transform(image_size, resize, interpolation, crop_share)
+        self.eval_transform = eval_transform(image_size, resize, interpolation, crop_share)
         self.train_transform = train_transform(
             image_size,
             augmentations or (),
             min_crop,
-            None if crop_and_flip else prepared,
+            None if crop_and_flip else self.eval_transform,
             interpolation,
             is_padded=resize == "pad",
-        )
-        self.eval_transform = eval_transform(
-            self.eval_image_size, resize, interpolation, crop_share
         )
         self._transfer = DeviceCopy()
         # the classes in order; None for those of the training images
@@ -355,8 +350,7 @@ class ImageDataModule(pl.LightningDataModule):
         dataset = self.image_dataset(split, train)
         ahead = self._num_ahead(train)
         options = self.worker_options(math.ceil(self.batch_size / world_size), ahead)
-        sides = (self.image_size, self.eval_image_size)
-        options["collate_fn"] = Collate(sides, samples.targets.collate)
+        options["collate_fn"] = Collate(self.image_size, samples.targets.collate)
         if samples.has_remote_files():
             options["files_of"] = lambda keys: samples.files_to_read(dataset.indices_of(keys))
         if train and options["num_workers"]:
@@ -433,7 +427,7 @@ class ImageDataModule(pl.LightningDataModule):
 
     def worker_options(self, num_at_once: int, num_ahead: int = BATCHES_AHEAD) -> dict[str, Any]:
         """Return the DataLoader options for per-rank batches of this many images."""
-        batch_bytes = 3 * num_at_once * max(self.image_size, self.eval_image_size) ** 2
+        batch_bytes = 3 * num_at_once * self.image_size**2
         return loader_options(self._devices(), self.num_workers, batch_bytes, num_ahead)
 
     def transfer_batch_to_device(

@@ -1,7 +1,7 @@
 """The dataset, which maps an index to a sample, and the function that collates samples to a batch."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import albumentations as A
@@ -125,25 +125,21 @@ class Collate:
       have weights, the latter only with mixing.
 
     Args:
-        sizes: Sides in pixels that the images of a batch may have. An empty batch has the first.
+        side: Side of the images in pixels.
         collate_labels: Collates the labels, as `Targets.collate`.
     """
 
     def __init__(
         self,
-        sizes: Sequence[int],
+        side: int,
         collate_labels: Callable[[Iterable[Any]], np.ndarray] = ClassIndex.collate,
     ) -> None:
-        self.sizes = sizes
+        self.side = side
         self.collate_labels = collate_labels
 
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, Any]:
         good = [item for item in items if item["image"] is not None]
-        side = next(
-            (len(item["image"]) for item in good[:1] if len(item["image"]) in self.sizes),
-            self.sizes[0],
-        )
-        images = np.empty((len(good), side, side, 3), np.uint8)
+        images = np.empty((len(good), self.side, self.side, 3), np.uint8)
         for image, item in zip(images, good, strict=True):
             image[:] = item["image"]
         optional: dict[str, Tensor] = {}

@@ -21,7 +21,7 @@ from finetune.data.resize import Prepare, RandomResizedCrop
 from finetune.settings.schema import CROP_SHARE, Interpolation, ResizeMode
 from finetune.system.messages import WrongUsage, did_you_mean, reason
 
-# Arguments of `ImageDataModule` that determine how images are prepared; `eval_image_size` may replace `image_size`.
+# Arguments of `ImageDataModule` that determine how images are prepared.
 PREPARATION = ("image_size", "resize", "interpolation", "crop_share")
 _KERNELS: dict[Interpolation, Any] = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 
@@ -113,8 +113,7 @@ def eval_transform(
 
 def preparation(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `eval_transform` from the settings of a data module."""
-    arguments = {name: settings[name] for name in PREPARATION if name in settings}
-    return arguments | {"image_size": settings.get("eval_image_size") or settings["image_size"]}
+    return {name: settings[name] for name in PREPARATION if name in settings}
 
 
 def cropped_area(height: int, width: int, resize: ResizeMode, crop_share: float) -> float:

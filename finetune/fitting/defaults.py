@@ -11,7 +11,7 @@ Each rule returns the values that it sets, by full name, and a note for the user
 from pathlib import Path
 from typing import Any
 
-from finetune.data.transforms import PREPARATION
+from finetune.data.transforms import preparation
 from finetune.fitting.build import arguments_in_effect, takes
 from finetune.fitting.resume import Start
 from finetune.models.backbones import skeleton
@@ -154,8 +154,7 @@ def settle_preparation(
 def _recommended(model: ModelSettings, start: Start | None) -> tuple[str, dict[str, Any]]:
     """Return the source of the recommended preparation, and its values for `PREPARATION`."""
     if start is not None and start.content["hyper_parameters"].get("backbone") == model.backbone:
-        before = start.content["datamodule_hyper_parameters"]
-        return str(start.path), {name: before[name] for name in PREPARATION if name in before}
+        return str(start.path), preparation(start.content["datamodule_hyper_parameters"])
     about = describe_weights(model.weights, model.backbone)
     source = model.weights if is_hub(model.weights) else about.name
     return str(source), about.preparation

@@ -19,7 +19,7 @@ from finetune.data.datamodule import ImageDataModule, open_data
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.drawn_splits import BY_FOLDER
 from finetune.data.seen import exclude_seen
-from finetune.data.transforms import PREPARATION, preparation
+from finetune.data.transforms import preparation
 from finetune.features.familiarity import check_none_below, read_familiarity
 from finetune.fitting.build import (
     arguments_in_effect,
@@ -162,9 +162,8 @@ def _with_checkpoint(
     of_model = checkpoint["hyper_parameters"]
     of_data = checkpoint["datamodule_hyper_parameters"]
     decided = {f"model.{name}": value for name, value in of_model.items()}
-    decided |= {f"data.{name}": of_data[name] for name in PREPARATION if name in of_data}
+    decided |= {f"data.{name}": value for name, value in preparation(of_data).items()}
     decided["data.class_names"] = of_model["class_names"]
-    decided["data.eval_image_size"] = preparation(of_data)["image_size"]
     # a table need not show which kind its labels are
     decided["data.labels"] = of_model.get("label_kind", "single")
     decided = {

@@ -27,7 +27,6 @@ _SETTINGS = (
     ("data", "init_args", "root"),
     ("data", "init_args", "table"),
     ("data", "init_args", "image_size"),
-    ("data", "init_args", "eval_image_size"),
     ("data", "init_args", "batch_size"),
     ("trainer", "max_epochs"),
     ("trainer", "precision"),

@@ -58,7 +58,6 @@ def model_card(run: RunRecord, data: str, weights: str) -> str:
     train = run.facts.splits.get("train")
     counts = {} if train is None else train.counts
     names = run.result.get("class_names") or list(counts)
-    sizes = (run.setting("data", "init_args", name) for name in ("eval_image_size", "image_size"))
     if run.has_labels:
         what = f"labels, of which an image has several or none: {', '.join(names)}"
         always = "it gives each of them a probability"
@@ -74,7 +73,7 @@ def model_card(run: RunRecord, data: str, weights: str) -> str:
         name=run.name,
         what=f"{len(names)} {what}",
         network=run.network,
-        size=next(filter(None, sizes), None),
+        size=run.setting("data", "init_args", "image_size"),
         weights=weights,
         always=always,
         measured="\n".join(_measured(run, data)),

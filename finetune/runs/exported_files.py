@@ -34,7 +34,6 @@ _MODEL = (
 )
 _DATA = (
     *PREPARATION,
-    "eval_image_size",
     "split_seed",
     "val_fraction",
     "test_fraction",

@@ -65,7 +65,6 @@ class DataSettings(Section, frozen=True):
         root: Folder, archive or address of the images; with a table, the folder that paths in it are relative to.
         batch_size: Images in a batch, over all devices.
         image_size: Side of the network's input, in pixels.
-        eval_image_size: Side of the input in validation, test and prediction, in pixels; null for image_size.
         resize: How images are resized in evaluation. `shorter_side` keeps their proportions, `squash` does not (as in
             the book); both then crop the centre. `whole` squashes and does not crop. `pad` keeps the proportions, does
             not crop, and fills the rest with the mean colour of ImageNet, also before the random crops of training.
@@ -121,9 +120,6 @@ class DataSettings(Section, frozen=True):
             word="size", also="size img_size imgsz input_size resolution crop_size", resume="fixed"
         ),
     ] = 224
-    eval_image_size: Annotated[
-        Pixels | None, About(also="eval_size test_size val_size test_input_size", resume="fixed")
-    ] = None
     resize: Annotated[ResizeMode, About(resume="fixed")] = "shorter_side"
     interpolation: Annotated[Interpolation, About(resume="fixed")] = "bilinear"
     crop_share: Annotated[
@@ -189,7 +185,7 @@ class DataSettings(Section, frozen=True):
             text = f"{self.val_fraction} and test_fraction {self.test_fraction} must leave some training data"
             raise WrongUsage(text, "data.val_fraction")
         self._check_folds()
-        side = (self.eval_image_size or self.image_size) / self.crop_share
+        side = self.image_size / self.crop_share
         if side > MAX_RESIZED:
             text = f"{self.crop_share} would resize images to {side:,.0f} pixels, at most {MAX_RESIZED:,}"
             raise WrongUsage(text, "data.crop_share")

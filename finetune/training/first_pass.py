@@ -55,12 +55,8 @@ def check_fit(
         if getattr(trainer, f"limit_{split}_batches") == 0:
             raise WrongUsage(f"nothing to {command}: trainer.limit_{split}_batches is 0")
     _check_memory(trainer, model, data, command, is_tested)
-    num_values = _trained_values(model, data.eval_image_size)
-    if command != "fit":
-        return
-    if data.image_size != data.eval_image_size:
-        num_values = _trained_values(model, data.image_size)
-    if 1 in num_values.values():
+    num_values = _trained_values(model, data.image_size)
+    if command == "fit" and 1 in num_values.values():
         _check_last_batch(trainer, model, data, data.image_size)
 
 

@@ -65,7 +65,7 @@ def test_on_bad_image_ends_the_run_or_skips_the_image(tmp_path):
     data.on_bad_image = "skip"
     item = data[1]
     assert item["image"] is None and item["index"] == item["label"] == 1
-    batch = Collate([32])([data[0], item])
+    batch = Collate(32)([data[0], item])
     assert batch["index"].tolist() == [0] and batch["bad"] == [(1, item["error"])]
 
 

@@ -519,7 +519,6 @@ MEASURED: dict[str, Scenario] = {
     **{f"evaluated_{num}": partial(evaluated, num, f"evaluated_{num}") for num in NUM_EVALUATED},
     "evaluated_flipped": lambda: evaluated(13, "evaluated_flipped", [AverageFlip()]),
     "evaluated_groups": partial(evaluated, 13, "evaluated_groups", group_by=r"(\w+)/\d"),
-    "evaluated_larger": partial(evaluated, 13, "evaluated_larger", eval_image_size=40),
 }
 CONTROLS: dict[str, Scenario] = {
     "control_order": under(order_of_each_rank, partial(trained, "small_float64")),
