@@ -1,9 +1,11 @@
 """The random splits: an image's split depends on its own name or its group, so other images do not move it."""
 
+import os
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 
@@ -16,9 +18,17 @@ SPLIT_NAMES = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 
+
 _KIND = b"finetune split"  # at most 16 bytes; separates these hashes from other uses of the seed
 # 2**64 / golden ratio: its multiples are spread evenly over [0, 2**64) (Knuth, Art of Computer Programming, 6.4).
 _GOLDEN = 0x9E3779B97F4A7C15
+
+
+def name_of_data(place: str) -> str:
+    """Return the name of a data set by its folder; by the one above if it is `train`, as in `flowers/train`."""
+    folder = Path(os.path.abspath(place))
+    is_part = SPLIT_NAMES.get(folder.name.lower()) == "train"
+    return (folder.parent if is_part else folder).name
 
 
 def hashes(names: Iterable[str], seed: int | None = None) -> np.ndarray:

@@ -6,7 +6,9 @@ an ensemble are calibrated and tested together.
 
 import csv
 import logging
+import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +270,6 @@ def _merged_about(runs: Sequence[RunRecord]) -> dict[str, Any]:
     }
     lines = [line for line in facts.lines if not line.startswith("images:")]
     images = f"images: {facts.root}: {num_images:,}, each tested in one of {num} folds"
-    doubts = [doubt for run in runs for doubt in run.facts.doubts]
     return {
         **{name: getattr(facts, name) for name in _OF_IMAGES},
         "splits": {
@@ -276,8 +277,20 @@ def _merged_about(runs: Sequence[RunRecord]) -> dict[str, Any]:
             for split, origin in origins.items()
         },
         "lines": [images, *lines],
-        "doubts": list(dict.fromkeys(doubts)),
+        "doubts": _merged_doubts([run.facts.doubts for run in runs]),
     }
+
+
+def _merged_doubts(of_folds: Sequence[Sequence[str]]) -> list[str]:
+    """Return each warning of the folds once, with the number of folds. Those that differ only in numbers are one."""
+    of_kind: dict[str, list[str]] = {}
+    for doubt in chain.from_iterable(of_folds):
+        of_kind.setdefault(re.sub(r"\d+", "", doubt), []).append(doubt)
+    merged = []
+    for texts in of_kind.values():
+        of_one = "" if len(set(texts)) == 1 else " (numbers of one)"
+        merged.append(f"in {len(texts)} of {len(of_folds)} folds{of_one}: {texts[0]}")
+    return merged
 
 
 def _test_together(folder: Path, plan: Plan, checkpoint: Path) -> dict[str, Any]:

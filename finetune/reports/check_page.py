@@ -12,6 +12,7 @@ from finetune.data.checking.image_facts import small_copy
 from finetune.data.data_set import DataSet
 from finetune.data.image_files import absolute_path
 from finetune.data.mirror import map_files
+from finetune.data.splits import name_of_data
 from finetune.system.files import replace_text, replacing
 from finetune.system.html_page import link_to, render, thumbnail
 from finetune.system.machine import num_cores
@@ -49,7 +50,7 @@ def write_page(
     images = {i: describe(i, address) for i, address in zip(wanted, thumbnails, strict=True)}
     text = render(
         "reports/check.html",
-        title=f"{shown(os.path.basename(data.place) or data.place)}: data check",
+        title=f"{shown(name_of_data(data.place))}: data check",
         summary=list(_summary(data, seconds)),
         findings=findings,
         images=images,

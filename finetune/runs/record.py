@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from finetune.data.addresses import is_address
+from finetune.data.splits import name_of_data
 from finetune.runs.best_epoch import MONITORS
 from finetune.runs.headline import NO_RESULT
 from finetune.runs.metrics_csv import read_metrics
@@ -127,9 +128,9 @@ class RunRecord(RunDir):
 
     @property
     def data_set(self) -> str:
-        """The name of the folder of the data set; "" if it is not known."""
+        """The name of the data set by its folder; "" if it is not known."""
         root = self.facts.root or self.setting("data", "init_args", "root")
-        return Path(self.facts.folder, root).name if isinstance(root, str) else ""
+        return name_of_data(os.path.join(self.facts.folder, root)) if isinstance(root, str) else ""
 
     @property
     def network(self) -> str:

@@ -5,8 +5,10 @@ and dark mode, phone width, print, and sortable tables.
 """
 
 import base64
+import html
 import io
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,13 @@ from urllib.parse import quote
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from PIL import Image
 
 from finetune.system.messages import shown
 
 _TEMPLATES = Path(__file__).parents[1]
+_OPTION = re.compile(r"--\w[\w.-]*\w")
 
 
 def render(template: str, **values: Any) -> str:
@@ -42,7 +46,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["shown"] = shown
+    environment.filters["sentence"] = _sentence
     return environment
+
+
+def _sentence(text: object) -> Markup:
+    """Return a text as `shown` does, with no line break within an option, as `--data.val_fraction`."""
+    return Markup(_OPTION.sub(r'<span class="nowrap">\g<0></span>', html.escape(shown(text))))
 
 
 def link_to(path: str | os.PathLike[str], page: str | Path) -> str:

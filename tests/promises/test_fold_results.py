@@ -224,6 +224,11 @@ def probabilities_of(rows: list[dict[str, str]], names: Sequence[str] = LABELS) 
 
 
 @promise("folds")
+def test_a_warning_of_several_folds_is_shown_once_with_their_number(finished):
+    of_val = [doubt for doubt in RunDir(finished).facts.doubts if "val has only" in doubt]
+    assert len(of_val) == 1 and "2 of 2 folds" in of_val[0]
+
+
 def test_metrics_of_several_labels_are_those_of_all_images(labelled):
     """Computed from predictions.csv, by scikit-learn."""
     rows = rows_of(labelled / "predictions.csv")

@@ -320,6 +320,17 @@ def test_a_report_says_what_was_found_in_the_data(run):
     assert "no problems" not in found
 
 
+def test_a_report_is_named_after_the_folder_above_train(run):
+    RunDir(run).update(root="photos/train")
+    assert "<h1>photos, resnet18</h1>" in page_of(run)
+
+
+def test_a_line_of_a_report_does_not_break_within_an_option(run):
+    RunDir(run).update(doubts=["so few: <b> --data.val_fraction, or more"])
+    found = write_report(read_run(run), None, {}).read_text("utf-8")
+    assert '&lt;b&gt; <span class="nowrap">--data.val_fraction</span>, or' in found
+
+
 def test_a_report_shows_how_the_network_was_chosen(tmp_path):
     row = {"accuracy": 0.75, "loss": 0.625, "num_images": 256, "seconds": 3.5}
     other = {"name": "resnet18", **row, "accuracy": 0.5, "num_images": 128}
