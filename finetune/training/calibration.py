@@ -44,6 +44,8 @@ LEAST_TO_CHOOSE = 10
 _MOST_SHOWN = 8  # labels in a line
 _MAX_STEPS = 100  # of Newton's method; about eight are needed
 _CHUNK = 2**22  # logits that are fitted at once: some 100 MB
+# A probability differs by less in batches of another size (float32). So the image that decides a limit is below it.
+_ROUNDING = 1e-5
 _MOST_LOGIT = 1e4  # of several labels; beyond it a label is certain
 
 Array = np.ndarray
@@ -179,7 +181,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return whether each class is in the prediction set of an image, from probabilities, (N, K) both."""
         assert self.coverage is not None, "sets have a coverage"
         limits = [limit(scores, self.coverage) for scores in self.scores]
-        return set_scores(probabilities, self.label_kind) <= probabilities.new_tensor(limits)
+        scores = set_scores(probabilities, self.label_kind)
+        return scores <= probabilities.new_tensor(limits) + _ROUNDING
 
     def sets(self, probabilities: Tensor) -> list[list[int]] | None:
         """Return the prediction set of each image, the most probable class first; None without a coverage."""

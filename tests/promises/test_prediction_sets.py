@@ -80,6 +80,20 @@ def in_csv(path: Path) -> dict[str, set[str]]:
     return {row["path"]: set(row["set"].split(";")) for row in rows}
 
 
+@given(seed=st.integers(0, 2**32))
+def test_validation_images_are_covered_whatever_the_size_of_a_batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(60, 512, generator=generator)
+    head = torch.randn(512, 5, generator=generator) / 10
+    logits = features @ head
+    labels = logits.softmax(dim=1).multinomial(1, generator=generator)
+    calibration = Calibration.fit(logits, labels[:, 0], None).for_coverage(SHARE)
+    for size in (1, 60):  # which round otherwise
+        batches = torch.cat([part @ head for part in features.split(size)])
+        is_in = calibration.in_sets(calibration.probabilities(batches))
+        assert is_in.gather(1, labels).sum() >= math.ceil(round(61 * SHARE, 9))
+
+
 @promise("prediction-sets")
 def test_predict_test_serve_files_and_python_give_the_same_sets(run, expected, colours, tmp_path):
     assert len({len(each) for each in expected.values()}) > 1  # certain and doubtful images
