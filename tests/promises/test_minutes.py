@@ -2,13 +2,14 @@
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from colours import QUICKEST
-from processes import finetune, run_script
+from processes import run_script, start
 
 from finetune.fitting import minutes
 from finetune.fitting.time_budget import Costs
@@ -47,11 +48,21 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_minutes_are_kept(colours, tmp_path):
-    """The fit uses most of its time and is over by then, or a little later on a machine that has become slower."""
+    """The fit uses most of its time and is over by then, or a little later on a machine that has become slower.
+
+    It may also take twice the time longer that it waits for a core. Other programs slow it down by more than that,
+    because they use the caches and the disk, too.
+    """
     began = time.monotonic()
-    done = finetune("fit", colours, *SHORT, "--minutes", "0.5", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert 10 < time.monotonic() - began < 1.25 * 30
+    fit = start("fit", colours, *SHORT, "--minutes", "0.5", cwd=tmp_path)
+    waited = 0.0
+    while fit.poll() is None:
+        with suppress(OSError):  # it has just ended
+            waited = int(Path(f"/proc/{fit.pid}/schedstat").read_text().split()[1]) / 1e9
+        time.sleep(0.05)
+    assert fit.returncode == 0, fit.stderr
+    seconds = time.monotonic() - began
+    assert seconds > 10 and seconds - 2 * waited < 1.25 * 30
 
 
 def test_minutes_are_written_as_epochs_that_repeat_the_run(colours, cli, tmp_path, tried, caplog):
