@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, get_args
 from finetune.data.addresses import is_address
 from finetune.data.corrections import EXCLUDED, CorrectionsFile
 from finetune.data.listing import ScanOptions
+from finetune.data.splits import name_of_data
 from finetune.data.tables.table_columns import parse_columns
 from finetune.settings.all_commands import ReviewSettings
 from finetune.settings.schema import LabelsOfTable
@@ -100,9 +101,7 @@ def review(options: ReviewSettings) -> None:
             outdated=session.outdated,
         )
         token = secrets.token_urlsafe(24)
-        app = make_review_app(
-            session, job, token, f"Review of {Path(options.folder).resolve().name}"
-        )
+        app = make_review_app(session, job, token, f"Review of {name_of_data(options.folder)}")
 
         def announce() -> None:
             num = len(images)
@@ -112,11 +111,10 @@ def review(options: ReviewSettings) -> None:
             print(f"open {address_of(listener)}/{token}/ in a browser; Ctrl-C stops", flush=True)
             job.start()
 
-        serve_until_stopped(app, listener, _SECONDS_TO_STOP, announce, job.stop)
-        job.join(_SECONDS_TO_STOP)
+        serve_until_stopped(app, listener, _SECONDS_TO_STOP, announce, lambda: None)
     if not images.is_labelled and file.lines:
         root = None if output.parent == place else options.folder
-        print(f"train with the labels: {_fit_command(str(output), {'root': root})}")
+        print(f"train with the labels: {_fit_command(str(output), {'root': root})}", flush=True)
     elif file.path.exists():
         flags = {
             "root": options.root,
@@ -125,7 +123,9 @@ def review(options: ReviewSettings) -> None:
             "label_separator": options.label_separator,
             "corrections": str(file.path),
         }
-        print(f"train with the corrections: {_fit_command(options.folder, flags)}")
+        print(f"train with the corrections: {_fit_command(options.folder, flags)}", flush=True)
+    # All is saved. Python would wait for threads in which the job reads images, and for its network.
+    os._exit(0)
 
 
 def parse_class_names(labels: str) -> list[str]:

@@ -35,7 +35,8 @@ class Evidence:
         mistakes: Images that a run has predicted wrongly: the predicted labels and the probability of the image's own.
         errors: Why an image cannot be decoded.
         questions: The order of images that have no labels, (N,); None if they have.
-        accuracy: How many of a random sample of these a head of the answers predicts right, and the size of the sample.
+        accuracy: How many of a random sample of these a head of the answers predicts right, how many of it have an
+            answer, and its size.
     """
 
     labels: NDArray[np.integer]
@@ -44,7 +45,7 @@ class Evidence:
     mistakes: Mapping[int, tuple[str, float]] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
     questions: NDArray[np.int64] | None = None
-    accuracy: tuple[int, int] = (0, 0)
+    accuracy: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def has_several(self) -> bool:

@@ -3,7 +3,8 @@
 The most useful images are typical ones at first, then those about which a head of the answers is least sure. How many
 labels this saves: docs/benchmarks.md. In each batch one image is random: it follows an order that is fixed before the
 first answer. The images at the beginning of that order, up to the first open one, are nearly a random sample of those
-with features, whether they were asked about as random or as useful. From them the accuracy is estimated.
+with features, whether they were asked about as random or as useful. From them the accuracy is estimated. Skipped and
+excluded ones have no label to compare with: they are left out, and the page says how many.
 """
 
 # Shapes: M images, D features, R of their principal coordinates, K classes.
@@ -83,8 +84,8 @@ def most_useful(
     return np.concatenate([typical, np.argsort(margins, kind="stable")])
 
 
-def estimate(is_right: NDArray[np.float64], is_open: NDArray[np.bool_]) -> tuple[int, int]:
-    """Return how many images of the random sample are predicted right, and how many have a prediction.
+def estimate(is_right: NDArray[np.float64], is_open: NDArray[np.bool_]) -> tuple[int, int, int]:
+    """Return how many images of the random sample are predicted right, how many have an answer, and its size.
 
     Args:
         is_right: As `learn` returns it, in the random order, (M,).
@@ -92,5 +93,5 @@ def estimate(is_right: NDArray[np.float64], is_open: NDArray[np.bool_]) -> tuple
     """
     size = int(is_open.argmax()) if is_open.any() else len(is_open)
     sample = is_right[:size]
-    sample = sample[~np.isnan(sample)]
-    return int(sample.sum()), len(sample)
+    answered = sample[~np.isnan(sample)]
+    return int(answered.sum()), len(answered), size

@@ -38,10 +38,12 @@ class LabelsNow(NamedTuple):
     Attributes:
         labels: Class index of each image, (N,). If images have several labels, (N, K), 0 or 1.
         is_kept: Which images are not excluded, (N,).
+        is_skipped: Which images people have seen and left undecided, (N,).
     """
 
     labels: NDArray[np.integer]
     is_kept: NDArray[np.bool_]
+    is_skipped: NDArray[np.bool_]
 
     def equals(self, other: "LabelsNow") -> bool:
         """Return whether the same images have the same labels."""
@@ -70,12 +72,10 @@ class ImageFacts:
     typical: NDArray[np.int64] = field(default_factory=lambda: np.arange(0))
 
 
-class _Stopped(Exception):
-    """Ends the job between two images after `RankingJob.stop`."""
-
-
 class RankingJob(threading.Thread):
     """Computes what is known about the labels of a data set, and computes it again when labels have changed.
+
+    It ends with the process, or at an error.
 
     Args:
         data: The images.
@@ -107,18 +107,12 @@ class RankingJob(threading.Thread):
         self.error = ""
         self.done = 0
         self.total = len(self.data.paths) * (1 if network is None else 2)
-        self.stopping = threading.Event()
         self.facts: ImageFacts | None = None
         self._ranked_by: LabelsNow | None = None
 
-    def stop(self) -> None:
-        """End the thread after the current step."""
-        self.stopping.set()
-        self.outdated.set()
-
     def run(self) -> None:
         self.rank()
-        while not self.stopping.is_set() and not self.error:
+        while not self.error:
             self.outdated.wait()
             self.outdated.clear()
             self.rank()
@@ -132,21 +126,12 @@ class RankingJob(threading.Thread):
             if self._ranked_by is None or not now.equals(self._ranked_by):
                 self.on_ready(self._evidence(self.facts, now), self.facts)
                 self._ranked_by = now
-        except _Stopped:
-            return
         except Exception as error:  # of any decoder or network: the page works without a ranking
             self.error = reason(error) or type(error).__name__
 
-    def _until_stopped(self, items: Iterable[_T]) -> Iterator[_T]:
-        """Yield the items, but raise `_Stopped` after `stop`."""
-        for item in items:
-            if self.stopping.is_set():
-                raise _Stopped
-            yield item
-
     def _counted(self, items: Iterable[_T]) -> Iterator[_T]:
-        """Yield the items until the job is stopped, and count them in `done`."""
-        for item in self._until_stopped(items):
+        """Yield the items, and count them in `done`."""
+        for item in items:
             yield item
             self.done += 1
 
@@ -195,12 +180,13 @@ class RankingJob(threading.Thread):
     def _questions(self, facts: ImageFacts, now: LabelsNow) -> Evidence:
         """Return the order of questions about images without labels: one at random, then the most useful ones.
 
-        Answered images come before them. Those without features, which are copies or cannot be decoded, come last.
+        Answered and skipped images come before them. Those without features, which are copies or cannot be decoded,
+        come last.
         """
         num = len(self.data)
         num_classes = len(self.data.class_names)
         measured = facts.measured
-        is_open = now.is_kept & (now.labels < 0)
+        is_open = now.is_kept & (now.labels < 0) & ~now.is_skipped
         at_random = random_order(num)
         at_random = at_random[np.argsort(~np.isin(at_random, measured), kind="stable")]
         probabilities = np.full((num, num_classes), np.nan)

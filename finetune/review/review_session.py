@@ -97,9 +97,10 @@ class ReviewSession:
         self._lock = threading.RLock()
         self._num_ranked = 0  # lines of the file that the last ranking knew
         self._is_shown = np.zeros(len(images), bool)  # by index
+        self._last_shown: int | None = None
         self._probabilities: NDArray[np.float64] | None = None  # as in `Evidence`
         self._facts: ImageFacts | None = None
-        self._accuracy = (0, 0)  # as in `Evidence`
+        self._accuracy = (0, 0, 0)  # as in `Evidence`
         self._refresh()
         labels = self.labels_now().labels
         questions = None if images.is_labelled else random_order(len(images))
@@ -113,7 +114,11 @@ class ReviewSession:
             self._num_ranked = len(self.file.lines)
             labels = self.images.targets.labels.copy()
             is_kept = np.ones(len(labels), bool)
+            is_skipped = self._is_shown.copy()
+            if self._last_shown is not None:
+                is_skipped[self._last_shown] = False  # people may still decide about it
             for i, decision in self._decisions.items():
+                is_skipped[i] &= decision.action == "none"
                 if decision.action == "exclude":
                     is_kept[i] = False
                 elif decision.action == "change" and self.has_several:
@@ -121,7 +126,7 @@ class ReviewSession:
                     labels[i, list(decision.labels)] = 1
                 elif decision.action == "change":
                     (labels[i],) = decision.labels
-            return LabelsNow(labels, is_kept)
+            return LabelsNow(labels, is_kept, is_skipped)
 
     def put_ranking(self, evidence: Evidence, facts: ImageFacts) -> None:
         """Put the images that nobody has seen into the order by what a job has computed."""
@@ -291,14 +296,18 @@ class ReviewSession:
 
     def _accuracy_text(self) -> str:
         """Return the expected accuracy with its interval; "" without labels to estimate it from."""
-        num_right, num = self._accuracy
+        num_right, num, num_asked = self._accuracy
         if num < _FEWEST_TO_ESTIMATE:
             return ""
         share = f"{100 * num_right / num:.0f} %"
-        return f"{share} (95 % interval {interval(num_right, num)}, from {num} random images)"
+        images = f"{num} random images"
+        if num < num_asked:
+            images = f"{num} of {num_asked} random images, without skipped and excluded ones"
+        return f"{share} (95 % interval {interval(num_right, num)}, from {images})"
 
     def _shown_item(self, i: int) -> dict[str, Any]:
         self._is_shown[i] = True
+        self._last_shown = i
         position = int(self._position_of[i])
         decision = self._decision(i)
         neighbours = self._neighbours(i)

@@ -141,7 +141,7 @@ def test_after_some_decisions_the_others_are_ranked_by_the_corrected_labels(
     assert session.version == 3
 
 
-def test_the_thread_ranks_again_when_it_should_and_ends(wrong, begin, monkeypatch):
+def test_the_thread_ranks_again_when_it_should_and_ends_at_an_error(wrong, begin, monkeypatch):
     monkeypatch.setattr(review_session, "DECISIONS_TO_RANK", 1)
     session = begin(wrong)
     job = job_of(session, has_network=False)
@@ -151,10 +151,12 @@ def test_the_thread_ranks_again_when_it_should_and_ends(wrong, begin, monkeypatc
         while session.version < version and time.monotonic() < deadline:
             time.sleep(0.005)
         assert session.version == version
+        assert not job.error
+        if version == 2:
+            job.on_ready = None
         session.decide(version, "exclude", None, 0)
-    job.stop()
     job.join(20)
-    assert not job.is_alive() and not job.error
+    assert not job.is_alive() and job.error
 
 
 def test_several_labels_of_an_image_are_reviewed(several, begin):

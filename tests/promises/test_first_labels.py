@@ -138,4 +138,17 @@ def test_the_accuracy_of_a_review_is_that_of_its_random_images(right, num_asked,
     is_open[[i for i in also if i > num_asked]] = False
     is_right = np.where(is_open, np.nan, np.array(right, float))
     size = min(num, num_asked)
-    assert estimate(is_right, is_open) == (sum(right[:size]), size)
+    assert estimate(is_right, is_open) == (sum(right[:size]), size, size)
+
+
+def test_a_skipped_question_is_left_out_of_the_accuracy(unlabelled):
+    session = begin_labelling(unlabelled, *NAMES)
+    job = job_of(session)
+    index = session.item(session.state()["next"])["following"]
+    for _ in range(12):
+        label = [name[0] for name in NAMES].index(session.images.name(index)[2])
+        index = session.decide(index, "change", [label], 0)["item"]["next"]
+    job.rank()
+    assert not job.error
+    assert "12 of 13 random images" in session.state()["counts"]["accuracy"]
+    assert session.item(index)["position"] == 13  # and the next question follows the skipped one

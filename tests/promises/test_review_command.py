@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from colours import QUICKEST
-from processes import start
+from processes import start, start_script
 from promise import promise
 
 from finetune.cli import run
@@ -83,6 +83,32 @@ def test_review_saves_and_ends_at_ctrl_c(colours, fitted_runs, tmp_path):
     assert "Traceback" not in review.process.stderr
     (line,) = lines_in(tmp_path)
     assert line.path == name and line.now == "excluded" and line.by and line.when.endswith("Z")
+
+
+# A batch of features that takes longer than anybody waits.
+SLOW = """
+import sys, time
+from finetune.cli import main
+from finetune.features.image_features import Features
+Features.forward = lambda network, images: open("begun", "w") and time.sleep(60)
+main(sys.argv[1:])
+"""
+
+
+def test_review_ends_at_once_while_features_are_computed(colours, fitted_runs, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    words = ["review", colours, fitted_runs.single, "--out", "c.csv"]
+    process = start_script(tmp_path / "slow.py", *words, cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + 90
+        while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert process.wait(30) == 0
+        assert time.monotonic() - began < 4
+    finally:
+        process.kill()
 
 
 def test_review_that_is_killed_has_saved_what_it_has_acknowledged(colours, tmp_path):
