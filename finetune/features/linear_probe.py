@@ -29,7 +29,7 @@ class FittedHead:
 
     Attributes:
         probe: The head.
-        logits: Logits of the training images, (N, K); empty on ranks other than 0.
+        features: Features of the training images, (N, D) float64; empty on ranks other than 0.
         labels: Labels of the same images, (N,) or (N, K); empty on ranks other than 0.
         weights: Weights of the same images, (N,); None for 1 each.
         num_images: N.
@@ -37,11 +37,17 @@ class FittedHead:
     """
 
     probe: Probe
-    logits: Tensor
+    features: Tensor
     labels: Tensor
     weights: Tensor | None
     num_images: int
     seconds: float
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits of the same images, (N, K)."""
+        weight = torch.from_numpy(self.probe.weight)
+        return self.features @ weight.T + torch.from_numpy(self.probe.bias)
 
     def describe(self) -> str:
         """Return a text with the number of images, the time, the strength and the score."""
@@ -116,7 +122,7 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
     num_own = len(y) if trainer.is_global_zero else 0
     return FittedHead(
         probe=probe,
-        logits=torch.from_numpy(x[:num_own] @ probe.weight.T + probe.bias),
+        features=torch.from_numpy(x[:num_own]),
         labels=torch.from_numpy(y[:num_own]),
         weights=None if image_weights is None else torch.from_numpy(image_weights[:num_own]),
         num_images=num_images,

@@ -164,7 +164,8 @@ class Classifier(pl.LightningModule):
         self.aim: Aim | None = None
         # the share that prediction sets are to cover in test and predict; None for no sets
         self.coverage: float | None = None
-        self.familiarity: Familiarity | None = None  # of a checkpoint that is evaluated
+        # of a checkpoint that is evaluated, and of a solved head
+        self.familiarity: Familiarity | None = None
         self.calibration: Calibration = self.task.uncalibrated()  # of the current weights
         # value of the monitored metric before training; None if it is not measured
         self.start_score: float | None = None
@@ -411,6 +412,8 @@ class Classifier(pl.LightningModule):
             "train_metrics": self.train_metrics.sums(self.device, self.trainer.world_size),
             "calibration": self.calibration.as_plain(),
         }
+        if self.is_solved and self.familiarity is not None:
+            state["familiarity"] = self.familiarity.as_plain()
         checkpoint["finetune"] = {**origin(self.trainer), **state}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 
 from finetune.settings.schema import HeadInit
 from finetune.training.calibration import Calibration
+from finetune.training.keep_familiarity import find_familiarity
 from finetune.training.loss import target_of
 from finetune.training.outputs import collect
 
@@ -55,6 +56,10 @@ class FitHead(pl.Callback):
         fitted = probe_head(trainer, pl_module, data)
         if pl_module.trains_from_fitted_head and "val" in data.splits:
             _validate(trainer, pl_module, data.loader("val", is_limited=True))
+        if pl_module.is_solved and trainer.is_global_zero:
+            pl_module.familiarity = find_familiarity(
+                trainer, pl_module, data, (fitted.features, fitted.labels)
+            )
         pl_module.train()
         if not trainer.is_global_zero:
             return

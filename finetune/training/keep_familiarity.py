@@ -1,4 +1,4 @@
-"""Completes best.ckpt with what tells how familiar an image is."""
+"""Finds what tells how familiar an image is, and completes best.ckpt with it."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def keep_familiarity(trainer: Trainer, model: Any, data: ImageDataModule, run: R
     """Add the familiarity to best.ckpt, whose weights are final, if images have one class each and some validate.
 
     Rank 0 does this alone, so that the result does not depend on the number of devices. A run that was killed before
-    does it when it is resumed.
+    does it when it is resumed. The checkpoints of a solved head have it already.
 
     Args:
         trainer: Its device and precision are used.
@@ -34,11 +34,7 @@ def keep_familiarity(trainer: Trainer, model: Any, data: ImageDataModule, run: R
         run: The run, trained to its end.
     """
     path = run.checkpoint("best")
-    is_validated = "val" in data.splits and trainer.limit_val_batches != 0
-    # a compiled network does not tell its features
-    if model.task.label_kind == "several" or model.is_compiled:
-        return
-    if not is_validated or not path.exists():
+    if not _exists(trainer, model, data) or not path.exists():
         return
     if trainer.is_global_zero:
         best = read_checkpoint(path)
@@ -48,7 +44,7 @@ def keep_familiarity(trainer: Trainer, model: Any, data: ImageDataModule, run: R
             model.to(trainer.strategy.root_device).eval()
             model.load_state_dict(best["state_dict"])
             try:
-                found = _familiarity(trainer, model, data)
+                found = find_familiarity(trainer, model, data)
             finally:
                 end_workers()
             best["finetune"]["familiarity"] = found and found.as_plain()
@@ -56,9 +52,30 @@ def keep_familiarity(trainer: Trainer, model: Any, data: ImageDataModule, run: R
     trainer.strategy.barrier("best.ckpt with the familiarity")
 
 
-def _familiarity(trainer: Trainer, model: Any, data: ImageDataModule) -> Familiarity | None:
-    """Return the familiarity; None if features are not finite, or no image can be decoded."""
+def _exists(trainer: Trainer, model: Any, data: ImageDataModule) -> bool:
+    """Return whether images have one class each, some validate, and the network tells its features."""
+    is_validated = "val" in data.splits and trainer.limit_val_batches != 0
+    return is_validated and model.task.label_kind == "single" and not model.is_compiled
+
+
+def find_familiarity(
+    trainer: Trainer,
+    model: Any,
+    data: ImageDataModule,
+    train: tuple[Tensor, Tensor] | None = None,
+) -> Familiarity | None:
+    """Return the familiarity; None if there is none, features are not finite, or no image can be decoded.
+
+    Args:
+        trainer: Its device and precision are used.
+        model: A `Classifier` in eval mode.
+        data: Its images.
+        train: The features (N, D) and the labels (N,) of all training images; None to compute some.
+    """
     from finetune.features.linear_probe import head_inputs_of_rank  # imports scipy, which is slow
+
+    if not _exists(trainer, model, data):
+        return None
 
     def features(split: str, only: list[int]) -> tuple[Tensor, Tensor]:
         batches = data.loader(split, only=only)
@@ -67,9 +84,10 @@ def _familiarity(trainer: Trainer, model: Any, data: ImageDataModule) -> Familia
         return x, y
 
     num_classes = len(model.class_names)
-    targets: Any = data.splits["train"].targets
-    some = some_of_each_class(targets.labels, num_classes)
-    means = class_means(*features("train", some), num_classes)
+    if train is None:
+        targets: Any = data.splits["train"].targets
+        train = features("train", some_of_each_class(targets.labels, num_classes))
+    means = class_means(*train, num_classes)
     num_val = len(data.splits["val"])
     num = min(num_val, MOST_IMAGES)
     x, _ = features("val", evenly_spaced(np.arange(num), num, num_val).tolist())

@@ -16,9 +16,11 @@ from PIL import Image
 from processes import finetune
 from promise import control, promise
 from services import LIMITS, client_of
+from torch.nn.modules.module import register_module_forward_hook
 
 from finetune import load
 from finetune.inference.predictor import Predictor
+from finetune.models.image_classifier import ImageClassifier
 from finetune.serving.service import Service
 
 CPU = ("--trainer.accelerator", "cpu", "--workers", "0")
@@ -107,12 +109,21 @@ def test_two_processes_find_the_same_images_unfamiliar(images, tmp_path):
     assert found[0] == pytest.approx(found[1], abs=0.041)
 
 
-@pytest.mark.parametrize("freeze", ["null", "backbone"])
-def test_resume_of_a_run_that_ended_before_its_familiarity(
-    images, cli, tmp_path, monkeypatch, freeze
-):
+def test_a_solved_head_computes_the_features_of_training_images_once(images, cli):
+    num = 0
+
+    def count(module: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        nonlocal num
+        num += len(inputs[0]) if isinstance(module, ImageClassifier) else 0
+
+    with register_module_forward_hook(count):
+        cli("fit", images / "set", *QUICKEST, "--freeze", "backbone", "--test_after_fit", "false")
+    assert num == 36 + 2 * 24  # those of an epoch, and of the familiarity
+
+
+def test_resume_of_a_run_that_ended_before_its_familiarity(images, cli, tmp_path, monkeypatch):
     monkeypatch.setattr("finetune.features.familiarity.MOST_IMAGES", 9)  # 10 of 12 of each class
-    fit = ("fit", images / "set", *QUICKEST, "--freeze", freeze, "--resume")
+    fit = ("fit", images / "set", *QUICKEST, "--resume")
     cli(*fit)
     run = tmp_path / "runs/fit/version_0"
     path = run / "checkpoints/best.ckpt"
