@@ -157,7 +157,7 @@ def build_trainer(
         # after the predictions of a test, from which an interval is computed
         *(Results(run), Skipped(run)),
     ]
-    if settings.enable_progress_bar is not False:
+    if settings.enable_progress_bar:
         all_callbacks.append(ImageProgressBar())
     devices, num_nodes = num_processes(settings.devices, settings.num_nodes)
     arguments = asdict(settings) | {

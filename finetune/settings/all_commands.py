@@ -34,14 +34,14 @@ class TableSettings(Section, frozen=True):
     """How a table of images is read.
 
     Attributes:
-        root: Of a table: folder that its paths start from; by default its own.
-        columns: Of a table: unusual names, such as path:photo,label:breed.
-        label_separator: Of a table: between labels; ; and | are found without it.
+        root: Of a table: folder that its paths start from, if not its own.
+        columns: Of a table: columns, such as path:photo,label:breed.
+        label_separator: Of a table: character between the labels of an image.
     """
 
     root: Folder | None = None
     columns: Annotated[str | None, About(value="ROLE:NAME")] = None
-    label_separator: Annotated[str | None, About(value="CHARACTER")] = None
+    label_separator: Annotated[str | None, About(value="CHAR")] = None
 
 
 class CheckSettings(TableSettings, frozen=True):
@@ -50,13 +50,13 @@ class CheckSettings(TableSettings, frozen=True):
     Attributes:
         folder: Folder or table, as `fit` takes it.
         output: Folder of check.html and check.json.
-        lists: Also write a list of files for each finding. A path on each line, an empty line between sets.
+        lists: Also write a list of files for each finding.
         labels: Of a table: single or several labels per image.
         corrections: Labels that were corrected by finetune review.
-        weights: Weights of a network that computes features. Labels that it finds improbable are ranked.
+        weights: Weights of a network, to rank improbable labels.
         backbone: The network of these weights.
-        image_size: Side of its input.
-        ckpt_path: Instead a run, which may repeat wrong labels.
+        image_size: Side of its input, in pixels.
+        ckpt_path: A run instead of weights; it may repeat wrong labels.
     """
 
     page: ClassVar = Page(
@@ -89,10 +89,10 @@ class ReviewSettings(TableSettings, frozen=True):
         run: Same as RUN: its mistakes come early.
         labels: Classes of images that have no labels. Of a table: single or several labels per image.
         output: By default corrections.csv in FOLDER, or labels.csv for images without labels.
-        weights: Weights of the features: by default those of RUN, else published ones. These are downloaded once. With
-            null there are no similar images, doubtful labels and useful questions.
+        weights: Weights of the features, if not those of RUN. DEFAULT downloads published ones once; null shows the
+            images in their order.
         backbone: The network of these weights.
-        image_size: Side of its input.
+        image_size: Side of its input, in pixels.
         port: Port of the page; 0: any free one.
     """
 
@@ -124,10 +124,8 @@ class ExportSettings(Section, frozen=True):
         ckpt_path: A checkpoint of `finetune fit`.
         format: onnx, safetensors (weights alone) or timm (a folder).
         output: By default next to the checkpoint.
-        verify_on: Images to compare on; by default synthetic ones. An image, folder, glob or text file with a path on
-            each line; at most 64 are compared.
-        quantize: Int8, calibrated on the images of this folder. A quarter of the size; at most 200 images are used, and
-            the number of other classes is reported.
+        verify_on: Images to compare on, at most 64; by default synthetic ones.
+        quantize: Int8, calibrated on at most 200 images of this folder. A quarter of the size.
     """
 
     page: ClassVar = Page(
@@ -154,12 +152,12 @@ class ServeSettings(Section, frozen=True):
         ckpt_path: A checkpoint of `finetune fit`, or a file that `finetune export` made of one.
         host: Address to listen on; 0.0.0.0 accepts other machines.
         port: Port of the page; 0: any free one.
-        token: That requests must send; safer: FINETUNE_TOKEN. Others may read a command line.
+        token: That requests must send; safer: FINETUNE_TOKEN. Other users may read a command line.
         device: cpu, cuda or cuda:1.
         precision: 32-true or bf16-mixed; by default as in predict.
         max_batch: Images classified at a time, at most.
         coverage: Prediction sets that have the true class for SHARE of images.
-        log: A line for each request on stdout. What is otherwise there is then on stderr.
+        log: A line for each request on stdout; the rest is then on stderr.
     """
 
     page: ClassVar = Page(
@@ -245,7 +243,7 @@ class ParitySettings(Section, frozen=True):
     Attributes:
         devices: Devices of each kind; branch parallelism takes two.
         steps: Training steps.
-        dtype: Of weights and arithmetic.
+        dtype: Type of weights and arithmetic.
     """
 
     page: ClassVar = Page(

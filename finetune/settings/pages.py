@@ -3,7 +3,6 @@
 import re
 import textwrap
 from collections.abc import Mapping
-from typing import Any
 
 from finetune.settings.all_commands import COMMANDS
 from finetune.settings.fields import ClassSettings, Setting, has_flag, settings_of, words_of
@@ -107,10 +106,14 @@ def names_of(setting: Setting, words: Mapping[str, str]) -> str:
 
 def shown_default(command: str, setting: Setting) -> str:
     """Return a default as YAML has it; "" for none, and for one that a checkpoint decides."""
-    default: Any = setting.default
+    default = setting.default
+    name, _, argument = setting.name.rpartition(".")
+    whole = settings_of(COMMANDS[command].settings).get(name)
+    if whole is not None and isinstance(whole.default, ClassSettings):
+        default = whole.default.init_args[argument]
     if isinstance(default, ClassSettings):
         default = default.class_path.rpartition(".")[2]
     is_decided = setting.name.startswith(("data.", "model.")) and command in OF_CHECKPOINT
-    if default is False or is_decided or not isinstance(default, bool | str | int | float):
+    if is_decided or not isinstance(default, bool | str | int | float):
         return ""
     return str(default).lower() if isinstance(default, bool) else str(default)

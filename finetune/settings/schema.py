@@ -62,46 +62,39 @@ class DataSettings(Section, frozen=True):
 
     Attributes:
         class_path: Class of the data: one of finetune, or your own by its import path.
-        root: Folder, archive or address of the images; with a table, the folder that paths in it are relative to.
+        root: Folder, archive or address of the images; with a table, the folder that its paths start from.
         batch_size: Images in a batch, over all devices.
         image_size: Side of the network's input, in pixels.
-        resize: How images are resized in evaluation. `shorter_side` keeps their proportions, `squash` does not (as in
-            the book); both then crop the centre. `whole` squashes and does not crop. `pad` keeps the proportions, does
-            not crop, and fills the rest with the mean colour of ImageNet, also before the random crops of training.
-        interpolation: Kernel for resizing: `bilinear`, or `bicubic` as for many of timm's weights.
-        crop_share: Side of evaluation's centre crop, as a share of the resized side, from 0.1 to 1.
-        crop_and_flip: Random crops and flips in training. Without them images are prepared as in evaluation.
-        min_crop: Smallest share of an image's area in a random training crop, in (0, 1].
-        augmentations: Training transforms after crop and flip, each with class_path and init_args. `TrivialAugment` is
-            available by its name. By default albumentations' ColorJitter, which is mild.
-        mixup: Blends each training image with another one, with a share from Beta(mixup, mixup). The target is mixed in
-            the same way; train accuracy counts the class of the larger part. 0 turns it off.
-        cutmix: As mixup, but pastes a box of the other image. With both, each image draws one of the two evenly.
-        val_fraction: Share for validation if there is no val. Of the images in train, or of all images if there are no
-            splits; 0 for none.
+        resize: How images are resized in evaluation. `shorter_side` keeps the proportions, `squash` does not; both crop
+            the centre. `whole` squashes and `pad` fills the rest; neither crops.
+        interpolation: Kernel of resizing: `bilinear`, or `bicubic` as for many of timm's weights.
+        crop_share: Side of evaluation's centre crop, as a share of the resized side.
+        crop_and_flip: Random crops and flips in training. If false, images are prepared as in evaluation.
+        min_crop: Smallest share of an image's area in a random training crop.
+        augmentations: Training transforms after crop and flip, each with class_path and init_args. By default
+            ColorJitter of albumentations; `TrivialAugment` is a name, too.
+        mixup: Blends each training image with another one, by a share from Beta(mixup, mixup). 0 turns it off.
+        cutmix: As mixup, but pastes a box of the other image. With both, each image draws one of the two.
+        val_fraction: Share for validation if there is no val, or 0.
         test_fraction: Share for testing if there are no splits.
-        split_seed: Seed of these splits. The order of training has the run's seed, `--seed_everything`.
-        group_by: Images of one group, such as a patient, share a split, and get one answer together. `folder` takes the
-            folder beneath the class; a regular expression takes its first capture group, or its match, in the path from
-            the class on.
-        num_folds: Number of folds of a cross-validation, with `fold`. The option `--folds` of `fit` runs all of them.
-        fold: The fold that is tested instead of `test_fraction`, from 1 to `num_folds`. A test folder is not used then.
-        num_workers: DataLoader workers for each device. At most 4 per core; `auto` chooses for this machine.
-        cache_limit_gb: Largest size of the cache of decoded train and val images on disk, in gigabytes. 0 decodes
-            images in every epoch. The results are the same.
-        on_bad_image: `skip` skips images and folders that cannot be read. It reports them; `error` stops.
-        class_names: The classes in order, if not sorted by name. Every class folder must be one of them.
-        exclude: Names of classes to skip, one or more.
-        merge: Classes to merge: `a,b:c` makes one class c of a and b. One or more.
-        table: Table of images instead of class folders (.csv, .tsv, .jsonl or .parquet), with a row for each image.
-        columns: Columns of the table whose names are not the usual ones, such as path:photo,label:breed. The roles are
-            path, label, split, group and weight; weight:null ignores the column weight.
+        split_seed: Seed of these splits.
+        group_by: Images of one group, such as a patient, share a split and a prediction. `folder` is the folder below
+            the class; a regular expression takes its first capture group, or its match.
+        num_folds: Number of folds, of which `fold` is tested. `--folds` of `fit` runs all of them.
+        fold: The fold that is tested instead of `test_fraction`, from 1.
+        num_workers: DataLoader workers for each device.
+        cache_limit_gb: Largest size of the cache of decoded images on disk, in gigabytes; 0: no cache.
+        on_bad_image: `skip` reports and skips images and folders that cannot be read.
+        class_names: The classes in order, if not sorted by name.
+        exclude: Names of classes to skip.
+        merge: Classes to merge: `a,b:c` makes one class c of a and b.
+        table: Table of images (.csv, .tsv, .jsonl or .parquet) instead of class folders.
+        columns: Columns for path, label, split, group and weight, such as path:photo,label:breed.
         labels: Whether an image of the table has one label (`single`) or several; `auto` decides by the table.
-        label_separator: Character between several labels of an image; `;` and `|` are found without it.
-        corrections: File of corrected labels, which `finetune review` writes. They hold for train and val images.
+        label_separator: Character between the labels of an image; `;` and `|` are found without it.
+        corrections: File of corrected labels, which `finetune review` writes, for train and val images.
         correct_test: Correct the test images, too.
-        predict: Images for `finetune predict`: an image, a folder, a glob, a table, a text file with a path per line,
-            or a list.
+        predict: Images for `finetune predict`: an image, folder, glob, table, text file with a path per line, or list.
     """
 
     class_path: Annotated[str, About(value="CLASS")] = IMAGE_FOLDER
@@ -164,7 +157,7 @@ class DataSettings(Section, frozen=True):
         About(value="ROLE:NAME", resume="images", holds_names=True),
     ] = None
     labels: Annotated[LabelsOfTable, About(also="multi_label multilabel", resume="images")] = "auto"
-    label_separator: Annotated[str | None, About(value="CHARACTER", resume="images")] = None
+    label_separator: Annotated[str | None, About(value="CHAR", resume="images")] = None
     corrections: Annotated[
         File | None, About(also="corrected_labels label_fixes", resume="images")
     ] = None
@@ -215,8 +208,8 @@ class OptimizerArguments(Section, frozen=True):
     """The arguments of optimizers that many set; others are known to the class.
 
     Attributes:
-        lr: Learning rate; 0.0001, for a random head 0.001. Other optimizers than AdamW have their usual one.
-        weight_decay: Weight decay of the optimizer.
+        lr: Learning rate; 0.001 for a random head. Other optimizers than AdamW have their usual one.
+        weight_decay: Weight decay. Other optimizers than AdamW have their usual one.
     """
 
     lr: Annotated[
@@ -230,7 +223,7 @@ class SchedulerArguments(Section, frozen=True):
     """The arguments of schedulers that many set; others are known to the class.
 
     Attributes:
-        warmup: Share of the steps in which the rate rises from 0.
+        warmup: Share of the steps in which the learning rate rises from 0.
     """
 
     warmup: Annotated[Share | Literal[0] | None, About(resume="fixed")] = None
@@ -240,38 +233,27 @@ class ModelSettings(Section, frozen=True):
     """The arguments of `finetune.Classifier`, without those that the data decide.
 
     Attributes:
-        backbone: The network; A,B or auto: choose one. A torchvision classification network except squeezenet,
-            timm/NAME, lenet, resnet18_small or small_cnn. `fit` also takes several names separated by commas, or
-            `auto`, and chooses one on the images.
-        weights: Name, file or run; null for random. Where training starts: a torchvision weights name or DEFAULT, the
-            path of a state dict (.pt, .pth, .safetensors) or of a checkpoint (ours, timm's, torchvision's or
-            Lightning's), a folder of timm's, hf://OWNER/NAME or hf://OWNER/NAME@REVISION, or null for random weights.
-        head_init: Start of the new head: `xavier` (random) or `probe` (logistic regression on the features of the
-            training images, its strength chosen by cross-validation on them). `auto` is `probe` if a single network
-            starts from pretrained weights, else `xavier`.
-        freeze: Last frozen stage; backbone: only fit the head. Such as layer2; null trains everything. `backbone`
-            freezes everything except the head, which is then solved exactly, as the logistic regression of `head_init:
-            probe`. Epochs, optimizer and augmentation have no effect then.
-        freeze_batch_norm: Batch norm keeps and uses its running statistics even in stages that train. If false, it
-            takes the statistics of the global batch, over all devices. Null is true if the head starts as `probe`.
+        backbone: The network; A,B or auto: choose one. `finetune backbones` lists the names.
+        weights: Name, file or run; null for random. A name of torchvision, a state dict, a checkpoint, a folder of
+            timm's, or hf://OWNER/NAME.
+        head_init: Start of the new head: `xavier` (random) or `probe` (logistic regression on the features). `auto` is
+            `probe` if a single network starts from pretrained weights.
+        freeze: Last frozen stage; backbone: only fit the head. With `backbone` the head is solved exactly; epochs,
+            optimizer and augmentation have no effect.
+        freeze_batch_norm: Batch norm keeps its running statistics in stages that train, too. By default if the head
+            starts as `probe`.
         head_lr_multiplier: Learning rate of the head divided by that of the backbone.
-        decay_norm_and_bias: Apply weight decay also to biases, norms, layer scales, position embeddings, class tokens
-            and logit scales.
-        optimizer: An optimizer of torch. By its name or class_path; it has its own default of --lr. Its arguments:
-            `--model.optimizer.NAME`.
-        scheduler: A torch scheduler by its name or class_path, or null. `total_steps` of WarmupCosine defaults to the
-            steps of the run. Its arguments: `--model.scheduler.NAME`.
+        decay_norm_and_bias: Apply weight decay also to biases, norms, scales and position embeddings.
+        optimizer: An optimizer of torch. By its name or import path; its arguments: `--model.optimizer.NAME`.
+        scheduler: A scheduler of torch, by its name or import path; its arguments: `--model.scheduler.NAME`.
         scheduler_interval: Whether the scheduler steps after each optimizer step or each epoch.
-        label_smoothing: Share of the target spread over all classes, in [0, 1); of several labels over present and
-            absent.
-        class_weights: `balanced`, or cat:2,dog:0.5, or a .yaml file. `balanced` weights each class by the inverse of
-            its frequency in training; of several labels the images with a label as much as those without. Else the
-            weight of each class, from 0. Classes that are not named have 1. Of several labels it is the weight of the
-            images with the label.
-        compile: Use torch.compile. The first batch of each kind then takes about a minute.
-        init_seed: Seed of the random weights: of a random head, or of all with weights null. Null for that of the run.
-        head_stages: Number of the network's last stages whose pooled features the head takes. 1 is the network's own
-            head. `fit` with `freeze: backbone` takes 3 if the network supports it.
+        label_smoothing: Share of the target that is spread over all classes.
+        class_weights: `balanced`, or cat:2,dog:0.5, or a .yaml file. `balanced` is the inverse of the frequency in
+            training. Classes that are not named have 1.
+        compile: Use torch.compile, which takes about a minute at first.
+        init_seed: Seed of the random weights; by default that of the run.
+        head_stages: Number of last stages whose features the head takes. A frozen backbone has 3, if the network
+            supports it.
     """
 
     backbone: Annotated[
@@ -320,7 +302,7 @@ class TrainerSettings(Section, frozen=True):
 
     Attributes:
         accelerator: Kind of device: cpu, cuda, mps or auto.
-        strategy: How several devices train: one process per device.
+        strategy: Strategy of Lightning. `auto` is DDP, with a process for each device.
         devices: Number of GPUs, or of processes on a CPU. Or the GPUs: 0,2; auto takes all of them.
         num_nodes: Number of machines.
         precision: 32-true or bf16-mixed; by default the faster one.
@@ -333,9 +315,9 @@ class TrainerSettings(Section, frozen=True):
         check_val_every_n_epoch: Validate after every n-th epoch.
         log_every_n_steps: Optimizer steps between lines of steps.csv and of loggers.
         accumulate_grad_batches: Batches whose gradients are added for an optimizer step.
-        gradient_clip_val: Largest norm of the gradient; 0: no limit. By default 1 for a head that was fitted before.
+        gradient_clip_val: Largest norm of the gradient; 0: no limit. By default 1 after a fitted head.
         deterministic: Use only operations that are deterministic on a GPU.
-        enable_progress_bar: Show a progress bar.
+        enable_progress_bar: Show a progress bar in a terminal.
         profiler: Measure the parts of the training, by a profiler of Lightning.
         logger: Also log to tensorboard, wandb or mlflow. Several: wandb,mlflow.
         default_root_dir: Where runs go: FOLDER/COMMAND/version_N.
@@ -370,7 +352,7 @@ class TrainerSettings(Section, frozen=True):
     accumulate_grad_batches: Count = 1
     gradient_clip_val: Annotated[NotNegative | None, About(value="NORM")] = None
     deterministic: Annotated[bool | Literal["warn"] | None, About(value="true|warn")] = None
-    enable_progress_bar: Annotated[bool | None, About(resume="free")] = None
+    enable_progress_bar: Annotated[bool, About(resume="free")] = True
     profiler: Annotated[
         Literal["simple", "advanced", "pytorch"] | None, About(value="NAME", resume="free")
     ] = None
@@ -394,23 +376,18 @@ class FitSettings(Section, frozen=True):
     Attributes:
         seed_everything: Seed of order, augmentation, random weights.
         ckpt_path: Begin a new run that continues from this checkpoint.
-        resume: Continue the newest such run, if any, or RUN. The newest unfinished run of the same data and network
-            under trainer.default_root_dir. Options that are not set keep the run's values.
+        resume: Continue the newest such run, or RUN. It must be unfinished, of the same data and network; without one a
+            new run begins. Options that are not set keep the run's values.
         name: Name of the run's folder, instead of version_N. With --resume the run to continue.
-        folds: Cross-validation: one fit per fold, in one folder. Each image is tested once. Joins the results, and the
-            networks as one checkpoint.
-        members: Ensemble: fits of networks that differ by their random heads, and average their probabilities. Joins
-            the networks as one checkpoint, which is then calibrated and tested.
-        minutes: End after about M minutes: chooses epochs and size. It times some steps before.
-        patience: End after N validations without improvement. That is, without a higher val/accuracy (several labels:
-            val/mAP).
-        threshold: Choose a threshold for f1, accuracy, recall:0.95. Of the first of two classes, or of CLASS in
-            f1:CLASS: the best one on the validation split for accuracy, f1, precision:0.95 or recall:0.99. With several
-            labels, each label has one.
-        coverage: Test prediction sets: they have the true class for SHARE of images.
-        keep_last: Keep last.ckpt after the end, so that the run can be continued; false deletes what only resuming
-            needs.
-        allow_changes: Let --resume continue with another seed, batch size or training images, and so in another order.
+        folds: Cross-validation: one fit per fold. Each image is tested once; the networks also become one checkpoint.
+        members: Ensemble: fits with different random heads. Their checkpoint averages the probabilities.
+        minutes: End after about M minutes: chooses epochs and size.
+        patience: Early stopping: N validations without improvement. Measured is val/accuracy (multi-label: val/mAP).
+        threshold: Choose a threshold for f1, accuracy, recall:0.95. On the validation split, for the first of two
+            classes, CLASS of f1:CLASS, or each of several labels.
+        coverage: Test prediction sets with the true class for SHARE of images.
+        keep_last: Keep last.ckpt after the end, to continue the run; false deletes what only resuming needs.
+        allow_changes: Let --resume continue with another seed, batch size or training images.
         test_after_fit: Test the best checkpoint, if there is a test split.
         report: Write report.html, the report of the run.
         checkpoint_every_n_steps: Write last.ckpt every n optimizer steps, not only at epochs' ends.
@@ -591,9 +568,9 @@ class PredictSettings(SetSettings, frozen=True):
     Attributes:
         output: A .csv; default runs/predict/version_N/predictions.csv.
         top_k: Only the k most probable classes.
-        abstain_below: Predict unsure if no class is that probable. From 0 to 1.
-        none_below: Predict none if an image is less familiar than this share of the validation images: it may be of
-            none of the classes. 0.05 refuses on average at most 5 % of the images of the classes.
+        abstain_below: Predict unsure if no class is that probable.
+        none_below: Predict none if an image is less familiar than this share of validation images. On average 0.05
+            refuses at most 5 % of the images of the classes.
     """
 
     page: ClassVar = Page(
