@@ -15,7 +15,7 @@ FIT = [*QUICKEST, "--batch", 12, "--trainer.max_epochs", 3, "--trainer.log_every
 FIT += ["--workers", 1, "--test_after_fit", "false", "--checkpoint_every_n_steps", 2]
 
 
-@promise("object-storage")
+@promise("places")
 @promise("any-number-of-devices")
 @pytest.mark.timeout(900)
 def test_three_processes_killed_and_resumed_from_a_bucket_end_as_on_the_folder(colours, tmp_path):

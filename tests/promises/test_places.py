@@ -120,13 +120,9 @@ def fitted(place: Place, images: list[str]) -> str:
 
 
 @promise("table")
-@promise("archives")
-@promise("object-storage")
-@promise("hub-datasets")
+@promise("places")
 @control("table")
-@control("archives")
-@control("object-storage")
-@control("hub-datasets")
+@control("places")
 def test_fit_on_a_table_archive_or_bucket_has_the_weights_of_its_folder(
     place, fitted, of_folder, changed
 ):
@@ -174,8 +170,7 @@ def test_test_and_check_on_a_place_are_those_on_its_folder(place, images, fitted
 
 
 @promise("table")
-@promise("archives")
-@promise("object-storage")
+@promise("places")
 @places_without("hub")  # a forked process cannot be told of another server
 @slow
 def test_two_processes_train_the_weights_of_the_folder(place, images, colours, home):
@@ -250,7 +245,7 @@ class Company:
         return ""
 
 
-@promise("object-storage")
+@promise("places")
 @pytest.mark.parametrize("command", ["fit", "check", "predict"])
 def test_requests_to_s3_are_sent_ahead(server, cli, colours, command):
     place = f"{server.address}/set"
@@ -269,7 +264,7 @@ def test_requests_to_s3_are_sent_ahead(server, cli, colours, command):
     assert company.num_alone < company.num / 5
 
 
-@control("object-storage")
+@control("places")
 def test_control_requests_one_by_one_have_no_company(server):
     root = local_folder(f"{server.address}/set")
     company = Company()
@@ -300,7 +295,7 @@ def small_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: used._replace(free=60_000))
 
 
-@promise("object-storage")
+@promise("places")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_disk_that_is_too_small_for_the_images_trains_the_same_weights(
     server, of_folder, home, small_disk, workers

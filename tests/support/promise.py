@@ -11,23 +11,23 @@ breaks the program: the test is run again with each, and must fail. docs/promise
 tests are collected, a promise without a quick test or without a control is an error, as is a page that is out of date.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from paths import ROOT
-from promise_texts import PROMISES
+from promise_texts import GROUPS, PROMISES
 
 PAGE = ROOT / "docs/promises.md"
 _HEADER = """# Promises and their tests
 
-<!-- made by `pytest --write-promises` from the marks of the tests -->
+Each promise has a quick test, which `make test` runs, and a control: a deliberate mistake that its tests must find.
+`make test-all` also runs the longer tests, `pytest --promise resume` all tests of the promise `resume`, and
+`make chaos` thousands of kills, damaged files and hostile requests.
 
-`make test` runs the quick tests. `make test-all` runs those in full, too. A control is a deliberate mistake
-that a test of the promise must find. `pytest --promise ID` runs the tests of one promise. `make chaos` tries thousands
-of kills, damaged files and hostile requests.
-
+<!-- written by `pytest --collect-only -q tests --write-promises` from the marks of the tests -->
 """
+_HEADS = ("name", "promise", "tests")
 
 
 def promise(
@@ -98,56 +98,34 @@ def _names(item: pytest.Item, *marks: str) -> set[str]:
 
 
 def _page(items: list[pytest.Item]) -> str:
-    rows = [_row(name, items) for name in PROMISES]
-    return _HEADER + "\n".join(rows) + "\n"
+    parts = [_HEADER]
+    for heading, promises in GROUPS.items():
+        rows = [_HEADS, ("---", "---", "---"), *(_row(name, items) for name in promises)]
+        parts += [f"## {heading}\n", *(f"| {' | '.join(row)} |" for row in rows), ""]
+    return "\n".join(parts)
 
 
-def _row(name: str, items: list[pytest.Item]) -> str:
-    """Return a promise's entry of the page.
+def _row(name: str, items: list[pytest.Item]) -> tuple[str, str, str]:
+    """Return the row of a promise: its name and text, and the files of its tests.
 
     Raises:
         pytest.UsageError: It has no quick test or no control.
     """
-    quick: dict[str, None] = {}
-    slow: dict[str, None] = {}
-    controls: dict[str, None] = {}
+    files: set[str] = set()
+    has_quick = False
+    has_control = False
     for item in items:
-        if name in _names(item, "control"):
-            controls[_short(item)] = None
-        if name not in _names(item, "promise"):
+        is_test = name in _names(item, "promise")
+        is_control = name in _names(item, "control")
+        if not is_test and not is_control:
             continue
-        breaks = item.callspec.params.get("broken_by") if hasattr(item, "callspec") else None
-        if breaks is not None:
-            controls[breaks.__name__] = None
-        elif "slow" in item.keywords:
-            slow[_short(item)] = None
-        else:
-            quick[_short(item)] = None
-    if not quick:
+        files.add(item.path.name)
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        is_broken = is_test and parameters.get("broken_by") is not None
+        has_control |= is_control or is_broken
+        has_quick |= is_test and not is_broken and "slow" not in item.keywords
+    if not has_quick:
         raise pytest.UsageError(f"no quick test of the promise {name}: mark one with @promise")
-    if not controls:
+    if not has_control:
         raise pytest.UsageError(f"no control of the promise {name}: mark one with @control")
-    # a test with quick and slow cases is named once
-    parts = {
-        "quick": quick.keys(),
-        "in full": slow.keys() - quick.keys(),
-        "control": controls.keys(),
-    }
-    tests = [f"    - {kind}: {_listed(each)}" for kind, each in parts.items() if each]
-    return "\n".join([f'- <a id="{name}"></a>{PROMISES[name]} (`{name}`)', *tests])
-
-
-def _short(item: pytest.Item) -> str:
-    """Return the file and the function of a test."""
-    return f"{item.path.name}::{item.name.partition('[')[0]}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    """Return names in the order of files, each file once."""
-    listed: list[str] = []
-    file = ""
-    for name in sorted(names):
-        of, _, test = name.rpartition("::")
-        listed.append(f"`{test}`" if of == file else f"`{name}`")
-        file = of
-    return ", ".join(listed)
+    return f"`{name}`", PROMISES[name], ", ".join(f"`{file}`" for file in sorted(files))
