@@ -1,6 +1,6 @@
 """Measure the accuracy of `finetune fit` with its defaults, next to a logistic regression and to other recipes.
 
-    python -m benchmarks.accuracy SET ... --weights resnet18=resnet18.pt,TIMM_FOLDER [--seeds 3] [--size 128]
+    python -m benchmarks.accuracy SET ... --weights TIMM_FOLDER [--seeds 3] [--size 128]
     python -m benchmarks.accuracy SET ... --weights TIMM_FOLDER --held_out --ways fit 'AdamW 3e-4' 'mixup 0.2'
     python -m benchmarks.accuracy SET ... --weights TIMM_FOLDER --held_out --compare
 
@@ -30,8 +30,10 @@ from benchmarks.common.driver import Benchmark
 from benchmarks.common.records import Record
 from benchmarks.common.tables import markdown, mean_and_spread
 from benchmarks.mosaics import write_mosaics
+from finetune.models.timm_networks import backbone_of
 
-SHOWN = (128, "32-true", "test")  # size, precision and part of the table
+# network, size, precision and part of the table
+SHOWN = ("timm/tf_efficientnet_lite0", 128, "32-true", "test")
 STRENGTH = 0.1  # scikit-learn's C
 HELD_OUT = 0.3  # of the images of each class
 REGRESSION = "logistic regression"
@@ -60,15 +62,8 @@ MOSAICS = "mosaics"
 # Shapes: N images, D features, K labels.
 
 
-class Network(NamedTuple):
-    """A network and the weights from which all ways start."""
-
-    backbone: str
-    weights: str
-
-
 class Run(NamedTuple):
-    """What identifies a record; `what` is one of WAYS, `part` is `test` or `held out`."""
+    """What identifies a record; `start` is a network of timm, `what` one of WAYS, `part` is `test` or `held out`."""
 
     start: str
     set: str
@@ -77,18 +72,6 @@ class Run(NamedTuple):
     seed: int
     size: int
     precision: str
-
-
-def networks(weights: str) -> list[Network]:
-    """Return networks of NAME=FILE and of folders of timm, separated by commas."""
-    found = []
-    for part in weights.split(","):
-        name, equals, file = part.partition("=")
-        if not equals:
-            config = json.loads(Path(part, "config.json").read_text("utf-8"))
-            name, file = f"timm/{config['architecture']}", part
-        found.append(Network(name, file))
-    return found
 
 
 @contextmanager
@@ -119,10 +102,10 @@ def divide(folder: Path, seed: int, target: Path) -> None:
                 (links / image.name).symlink_to(image.resolve())
 
 
-def fit(network: Network, images: Path, run: Run, options: Sequence[str], out: str) -> Record:
+def fit(weights: Path, images: Path, run: Run, options: Sequence[str], out: str) -> Record:
     """Return the result of `finetune fit` by its own test."""
     command = [sys.executable, "-m", "finetune", "fit", str(images), *options]
-    command += ["--backbone", network.backbone, "--weights", network.weights]
+    command += ["--backbone", run.start, "--weights", str(weights)]
     command += ["--size", str(run.size), "--seed", str(run.seed), "--precision", run.precision]
     began = time.monotonic()
     subprocess.run(
@@ -141,8 +124,8 @@ def fit(network: Network, images: Path, run: Run, options: Sequence[str], out: s
     }
 
 
-def regression(network: Network, images: Path, run: Run) -> Record:
-    """Return the accuracy (several labels: mAP) of scikit-learn's regression on the frozen network's features."""
+def regression(weights: Path, images: Path, run: Run) -> Record:
+    """Return the accuracy (multi-label: mAP) of scikit-learn's regression on the frozen network's features."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import average_precision_score
     from sklearn.multiclass import OneVsRestClassifier
@@ -153,7 +136,7 @@ def regression(network: Network, images: Path, run: Run) -> Record:
 
     with tempfile.TemporaryDirectory() as out:
         frozen = ["--freeze", "backbone", "--model.head_stages", "1"]
-        fit(network, images, run, frozen, out)
+        fit(weights, images, run, frozen, out)
         model = finetune.load(f"{out}/fit/version_0")
     train, train_y = labelled(images, "train")
     test, test_y = labelled(images, "test")
@@ -181,26 +164,25 @@ def labelled(images: Path, split: str) -> tuple[list[str], np.ndarray]:
     return [str(images.parent / row["path"]) for row in chosen], np.array(labels)
 
 
-def measure(run: Run, network: Network, folder: Path) -> Record:
+def measure(run: Run, weights: Path, folder: Path) -> Record:
     """Return the result of a run."""
     with images_of(run, folder) as images, tempfile.TemporaryDirectory() as out:
         if run.what in RECIPES:
-            return fit(network, images, run, RECIPES[run.what], out)
-        return regression(network, images, run)
+            return fit(weights, images, run, RECIPES[run.what], out)
+        return regression(weights, images, run)
 
 
 def table(records: Sequence[Record]) -> str:
     """Return the accuracy of the regressions and of a fit on the test images of each set."""
-    shown = [r for r in records if (r["size"], r["precision"], r["part"]) == SHOWN]
+    shown = [r for r in records if (r["start"], r["size"], r["precision"], r["part"]) == SHOWN]
     sets = list(dict.fromkeys(r["set"] for r in shown if r["what"] == FIT))
     rows = []
-    for start in dict.fromkeys(r["start"] for r in shown):
-        for what in (REGRESSION, RAW, FIT):
-            found = [r for r in shown if (r["start"], r["what"]) == (start, what)]
-            if found:
-                rows.append([start, what, *cells(found, sets)])
+    for what in (REGRESSION, RAW, FIT):
+        found = [r for r in shown if r["what"] == what]
+        if found:
+            rows.append([what, *cells(found, sets)])
     heads = ["mosaics, mAP" if name == MOSAICS else name for name in sets]
-    return markdown(["start", "what", *heads, "mean accuracy", "calibration error"], rows)
+    return markdown(["test accuracy", *heads, "mean", "calibration error"], rows)
 
 
 def cells(records: Sequence[Record], sets: Sequence[str]) -> list[str]:
@@ -223,37 +205,36 @@ def differences(records: Sequence[Record], part: str) -> str:
     """Return the mean difference of each way to `finetune fit` in the same runs, ± its standard error."""
     rows = []
     of_part = {BENCHMARK.key(r): r["accuracy"] for r in records if r["part"] == part}
-    for start in dict.fromkeys(run.start for run in of_part):
-        for what in WAYS:
-            runs = [run for run in of_part if (run.start, run.what) == (start, what)]
-            bases = [run._replace(what=FIT) for run in runs]
-            pairs = [(r, b) for r, b in zip(runs, bases, strict=True) if b in of_part and r != b]
-            values = [of_part[run] - of_part[base] for run, base in pairs]
-            if len(values) > 1:
-                error = statistics.stdev(values) / len(values) ** 0.5
-                mean = f"{statistics.fmean(values):+.3f} ± {error:.3f}"
-                rows.append([start, what, str(len(values)), mean])
-    return markdown(["start", "recipe", "pairs", "difference"], rows)
+    for start, what in dict.fromkeys((run.start, run.what) for run in of_part):
+        runs = [run for run in of_part if (run.start, run.what) == (start, what) and what != FIT]
+        bases = [run._replace(what=FIT) for run in runs]
+        pairs = [(run, base) for run, base in zip(runs, bases, strict=True) if base in of_part]
+        values = [of_part[run] - of_part[base] for run, base in pairs]
+        if len(values) > 1:
+            error = statistics.stdev(values) / len(values) ** 0.5
+            mean = f"{statistics.fmean(values):+.3f} ± {error:.3f}"
+            rows.append([start, what, str(len(values)), mean])
+    return markdown(["network", "recipe", "pairs", "difference"], rows)
 
 
 BENCHMARK = Benchmark("accuracy", Run, table)
 
 
-def runs_of(args: argparse.Namespace) -> dict[Run, tuple[Network, Path]]:
-    """Return all runs of a command with their networks and folders, in their order."""
+def runs_of(args: argparse.Namespace) -> dict[Run, Path]:
+    """Return all runs of a command with their folders, in their order."""
     part = "held out" if args.held_out else "test"
     folders = {folder.name: folder for folder in args.sets}
     if args.mosaics:
         folders[MOSAICS] = args.mosaics
+    backbone = backbone_of(str(args.weights)) if args.weights else ""
     runs = {}
-    for network in networks(args.weights) if args.weights else []:
-        for what in args.ways:
-            for name, folder in folders.items():
-                # the regression has no seed, except that of the held-out images and of the mosaics
-                is_drawn = what in RECIPES or args.held_out or name == MOSAICS
-                for seed in range(args.seeds if is_drawn else 1):
-                    run = Run(network.backbone, name, what, part, seed, args.size, args.precision)
-                    runs[run] = (network, folder)
+    for what in args.ways:
+        for name, folder in folders.items():
+            # the regression has no seed, except that of the held-out images and of the mosaics
+            is_drawn = what in RECIPES or args.held_out or name == MOSAICS
+            for seed in range(args.seeds if is_drawn else 1):
+                run = Run(backbone, name, what, part, seed, args.size, args.precision)
+                runs[run] = folder
     return runs
 
 
@@ -261,19 +242,21 @@ def main() -> None:
     parser = BENCHMARK.parser(__doc__)
     parser.add_argument("sets", nargs="*", type=Path)
     parser.add_argument("--mosaics", type=Path, metavar="SET")
-    parser.add_argument("--weights", help="networks with their weights, separated by commas")
+    parser.add_argument("--weights", type=Path, help="folder of a network of timm")
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=[REGRESSION, RAW, FIT])
     parser.add_argument("--held_out", action="store_true")
     parser.add_argument("--compare", action="store_true", help="only print paired differences")
-    parser.add_argument("--size", type=int, default=SHOWN[0])
-    parser.add_argument("--precision", default=SHOWN[1])
+    parser.add_argument("--size", type=int, default=SHOWN[1])
+    parser.add_argument("--precision", default=SHOWN[2])
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     if args.compare:
         print(differences(BENCHMARK.newest(), "held out" if args.held_out else "test"))
         return
+    if args.sets and not args.weights:
+        parser.error("--weights is needed to measure")
     runs = runs_of(args)
-    BENCHMARK.main(args, runs, lambda run: measure(run, *runs[run]))
+    BENCHMARK.main(args, runs, lambda run: measure(run, args.weights, runs[run]))
 
 
 if __name__ == "__main__":

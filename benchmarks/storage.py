@@ -5,9 +5,8 @@
 999 drawn JPEG files of about 100 kB, 640x480 pixels, in 3 classes: 811 to train, 89 to validate. A server in another
 process holds them in memory and waits before each answer. Each round takes its cases in a random order: the folder and
 latencies, with the cache of decoded images and without. Three epochs of a small network at 28 pixels, so that
-reading images takes nearly all the time; or two epochs of a ResNet-18 at 224 pixels, of 4 batches each. The first epoch
-includes all that precedes it after the imports: checks that read images, and the cache. Later epochs: the median of
-their seconds.
+reading images takes nearly all the time. The first epoch includes all that precedes it after the imports: checks that
+read images, and the cache. Later epochs: the median of their seconds.
 """
 
 import csv
@@ -33,16 +32,10 @@ from benchmarks.common.tables import markdown, spread
 
 # Latencies in milliseconds of each round; -1 is the disk.
 _ROUNDS = [(-1, 0, 20, 100)] * 5
-_NUM_TRAIN = 811
-_COMMON = (
-    "--model.weights null --trainer.accelerator cpu --trainer.precision 32-true --report false "
-    "--test_after_fit false"
+_OPTIONS = (
+    "--backbone small_cnn --weights null --size 28 --epochs 3 --trainer.accelerator cpu --precision 32-true "
+    "--report false --test_after_fit false --name run"
 )
-_NETWORKS = {
-    "small_cnn, 28 px": "--model.backbone small_cnn --data.image_size 28 --trainer.max_epochs 3",
-    "resnet18, 224 px": "--model.backbone resnet18 --data.image_size 224 --trainer.max_epochs 2 "
-    "--trainer.limit_train_batches 4 --trainer.limit_val_batches 1",
-}
 _SERVER = """
 import sys
 from pathlib import Path
@@ -60,7 +53,6 @@ for line in sys.stdin:
 class Run(NamedTuple):
     """What identifies a record. A latency of -1 is the disk; `cache_gb` is the limit of the cache."""
 
-    network: str
     round: int
     cache_gb: int
     latency: int
@@ -68,12 +60,10 @@ class Run(NamedTuple):
 
 def plan() -> Iterator[Run]:
     for number, latencies in enumerate(_ROUNDS):
-        # few batches of the ResNet-18 are read, so no cache is made
-        kinds = [(network, 0) for network in _NETWORKS] + [(next(iter(_NETWORKS)), 8)]
-        cases = [(*kind, latency) for kind in kinds for latency in latencies]
+        cases = [(cache_gb, latency) for cache_gb in (0, 8) for latency in latencies]
         random.Random(number).shuffle(cases)
-        for network, cache_gb, latency in cases:
-            yield Run(network, number, cache_gb, latency)
+        for cache_gb, latency in cases:
+            yield Run(number, cache_gb, latency)
 
 
 def draw_images(root: Path) -> None:
@@ -136,8 +126,7 @@ def measure(run: Run, images: Path, server: Server) -> Record:
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, **server.environment}
         environment |= {"FINETUNE_CACHE": str(Path(folder, "cache")), "OMP_NUM_THREADS": "1"}
-        options = [*f"{_COMMON} {_NETWORKS[run.network]}".split(), "--name", "run"]
-        command = [sys.executable, "-m", "finetune", "fit", root, *options]
+        command = [sys.executable, "-m", "finetune", "fit", root, *_OPTIONS.split()]
         command += ["--data.cache_limit_gb", str(run.cache_gb)]
         subprocess.run(command, cwd=folder, env=environment, check=True)
         path = Path(folder, "runs/fit/run")
@@ -148,28 +137,32 @@ def measure(run: Run, images: Path, server: Server) -> Record:
 
 
 def table(records: Sequence[Record]) -> str:
-    """Return the rates relative to those of the disk in the same round: median, smallest and largest."""
+    """Return seconds: median, smallest and largest; and medians of the rates relative to the disk in the same round."""
     rows = []
-    cases = {(r["network"], r["cache_gb"], r["latency"]): None for r in records}
-    for network, cache_gb, latency in sorted(cases, key=lambda case: (case[0], -case[1], case[2])):
-        of_case = [r for r in records if (r["network"], r["cache_gb"]) == (network, cache_gb)]
+    cases = {(r["cache_gb"], r["latency"]) for r in records}
+    for cache_gb, latency in sorted(cases, key=lambda case: (-case[0], case[1])):
         seconds: dict[int, dict[int, tuple[float, float]]] = {}
-        for r in of_case:
-            first = r["preparing"] + r["epochs"][0]
-            seconds.setdefault(r["round"], {})[r["latency"]] = (first, median(r["epochs"][1:]))
+        for r in records:
+            if r["cache_gb"] == cache_gb:
+                times = (r["preparing"] + r["epochs"][0], median(r["epochs"][1:]))
+                seconds.setdefault(r["round"], {})[r["latency"]] = times
         both = [of_round for of_round in seconds.values() if {-1, latency} <= of_round.keys()]
-        if not both:
-            continue
         cells = []
         for part in (0, 1):
             cells.append(spread([of_round[latency][part] for of_round in both], 1))
-            cells.append(
-                spread([of_round[-1][part] / of_round[latency][part] for of_round in both], 2)
-            )
+            ratios = [of_round[-1][part] / of_round[latency][part] for of_round in both]
+            cells.append(f"{median(ratios):.2f}")
         place = "disk" if latency < 0 else f"{latency} ms"
-        rows.append([network, "yes" if cache_gb else "no", place, *cells, str(len(both))])
-    head = ["network", "cache", "latency", "first epoch, s", "rate relative to the disk"]
-    return markdown([*head, "later epoch, s", "relative", "n"], rows)
+        rows.append(["yes" if cache_gb else "no", place, *cells])
+    head = [
+        "cache",
+        "latency",
+        "first epoch, s",
+        "relative rate",
+        "later epoch, s",
+        "relative rate",
+    ]
+    return markdown(head, rows)
 
 
 BENCHMARK = Benchmark("storage", Run, table)

@@ -1,13 +1,12 @@
 """Measure accuracy and time of `finetune` and its peers, each with its own recipe, from the same weights.
 
-    python -m benchmarks.peers --sets SETS --backbone timm/tf_efficientnet_lite0 --weights FOLDER --timm TIMM
-    python -m benchmarks.peers --sets SETS --weights resnet18.pt --timm TIMM
+    python -m benchmarks.peers --sets SETS --weights TIMM_FOLDER --timm TIMM
 
-SETS holds folders with train/CLASS and test/CLASS. The peers are plain PyTorch, timm's train.py, fastai, Ultralytics
-(ResNet-18 only) and transformers' Trainer, each in an environment of its own with the versions of requirements/,
-offline, called as its documentation does. They train on all of train, and their accuracy is that of the last epoch;
-ours holds out a tenth for validation. TIMM is a checkout of timm at the tag of that version. With OMP_NUM_THREADS=1,
-CPU time can be compared on a machine that does other work. Linux only.
+SETS holds folders with train/CLASS and test/CLASS. The peers are plain PyTorch, timm's train.py, fastai and
+transformers' Trainer, each in an environment of its own with the versions of requirements/, offline, called as its
+documentation does. They train on all of train, and their accuracy is that of the last epoch; ours holds out a tenth
+for validation. TIMM is a checkout of timm at the tag of that version. With OMP_NUM_THREADS=1, CPU time can be compared
+on a machine that does other work. Linux only.
 """
 
 import argparse
@@ -25,7 +24,8 @@ from benchmarks.common.driver import Benchmark
 from benchmarks.common.records import ROOT, Record
 from benchmarks.common.tables import markdown, mean_and_spread
 from benchmarks.peers import materials, measure, tools
-from benchmarks.peers.tools import OURS, RESNET, TOOLS
+from benchmarks.peers.tools import OURS, TOOLS
+from finetune.models.timm_networks import backbone_of
 
 SHOWN = "timm/tf_efficientnet_lite0"  # the network of the table
 OF_ALL = "mean"
@@ -44,13 +44,13 @@ class Run(NamedTuple):
 def plan(args: argparse.Namespace) -> Iterator[Run]:
     """Yield all runs, the short ones first; in each seed the tools take turns, so that a slow hour affects all."""
     names = sorted(folder.name for folder in args.sets.iterdir()) if args.sets else []
+    backbone = backbone_of(str(args.weights)) if args.weights else ""
     for seed in range(args.seeds):
         for is_long in (False, True):
             for name in names:
                 for tool, (_, epochs, _) in TOOLS.items():
-                    is_missing = tool == "timm" and not args.timm
-                    if not is_missing and (tool != "ultralytics" or args.backbone == RESNET):
-                        yield Run(name, tool, epochs[is_long], seed, args.backbone)
+                    if tool != "timm" or args.timm:
+                        yield Run(name, tool, epochs[is_long], seed, backbone)
 
 
 class Bench:
@@ -63,11 +63,9 @@ class Bench:
     def place(self, run: Run) -> tools.Place:
         """Return where a tool finds everything, with a new folder for its output."""
         weights = self.args.weights.resolve()
-        forms = self.folder / "weights"
-        if not forms.exists():
-            is_resnet = self.args.backbone == RESNET
-            write = materials.write_weights if is_resnet else materials.write_hub_model
-            write(weights, forms)
+        hub_model = self.folder / "hub_model"
+        if not hub_model.exists():
+            materials.write_hub_model(weights, hub_model)
         environments = self.args.environments.resolve()
         if run.tool not in tools.IN_OUR_ENVIRONMENT:
             materials.environment(run.tool, environments)
@@ -76,18 +74,15 @@ class Bench:
         if run.tool != OURS:
             of_peers = self.folder / run.set
             data = of_peers if of_peers.exists() else materials.write_folder(data, of_peers)
-        place = tools.Place(
+        return tools.Place(
             data=data,
             out=Path(tempfile.mkdtemp(dir=self.folder)),
             weights=weights,
-            forms=forms,
+            hub_model=hub_model,
             environments=environments,
             timm=self.args.timm and self.args.timm.resolve(),
-            backbone=self.args.backbone,
+            backbone=run.start,
         )
-        if run.tool == "ultralytics":
-            materials.turn_loggers_off(place.python(run.tool), tools.variables(place))
-        return place
 
     def measure(self, run: Run) -> Record:
         """Return the result of a run, or as `failed` why there is none, without the folders of this machine."""
@@ -178,8 +173,7 @@ BENCHMARK = Benchmark("peers", Run, table)
 def main() -> None:
     parser = BENCHMARK.parser(__doc__)
     parser.add_argument("--sets", type=Path, help="folder with sets of train/CLASS and test/CLASS")
-    parser.add_argument("--backbone", default=RESNET, help="or timm/NAME")
-    parser.add_argument("--weights", type=Path, help="state dict, or folder of a network of timm")
+    parser.add_argument("--weights", type=Path, help="folder of a network of timm")
     parser.add_argument("--timm", type=Path, help="checkout of timm; without it timm is skipped")
     parser.add_argument("--environments", type=Path, default=ROOT / "benchmarks/.environments")
     parser.add_argument("--seeds", type=int, default=1)

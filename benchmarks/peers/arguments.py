@@ -8,13 +8,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--data", help="folder with train/CLASS and val/CLASS")
+    made.add_argument("--data", required=True, help="folder with train/CLASS and val/CLASS")
     made.add_argument("--out", required=True)
     made.add_argument("--epochs", type=int, default=5)
     made.add_argument("--batch_size", type=int, default=64)
     made.add_argument("--image_size", type=int, default=128)
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument(
-        "--weights", help="folder with config.json and model.safetensors of a network of timm"
-    )
+    made.add_argument("--weights", required=True, help="folder of a network of timm")
     return made

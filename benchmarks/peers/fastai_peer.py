@@ -1,6 +1,6 @@
 """fastai as its documentation has it: vision_learner and fine_tune.
 
-    python fastai_peer.py --data FOLDER --out FOLDER [--epochs 5] [--seed 0] [--weights FOLDER]
+    python fastai_peer.py --data FOLDER --weights FOLDER --out FOLDER [--epochs 5] [--seed 0]
 
 `fine_tune` trains the head alone in the first of the epochs, its default. Prints the accuracy of the last epoch.
 """
@@ -12,7 +12,6 @@ from fastai.vision.all import (
     ImageDataLoaders,
     RandomResizedCrop,
     accuracy,
-    resnet18,
     set_seed,
     vision_learner,
 )
@@ -25,8 +24,7 @@ def main() -> None:
     dls = ImageDataLoaders.from_folder(
         args.data, valid="val", item_tfms=item, bs=args.batch_size, device="cpu"
     )
-    network = resnet18 if args.weights is None else f"local-dir:{args.weights}"
-    learn = vision_learner(dls, network, metrics=accuracy, path=args.out)
+    learn = vision_learner(dls, f"local-dir:{args.weights}", metrics=accuracy, path=args.out)
     learn.fine_tune(args.epochs - 1)
     learn.export("model.pkl")
     print(json.dumps({"accuracy": float(learn.recorder.values[-1][-1])}))

@@ -5,11 +5,9 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
-TORCH_HOME = "torch"  # as torchvision looks for weights: TORCH_HOME/hub/checkpoints
 
 
 def pins(name: str) -> dict[str, str]:
@@ -46,15 +44,6 @@ def environment(name: str, folder: Path) -> Path:
     return python
 
 
-def turn_loggers_off(python: str, variables: Mapping[str, str]) -> None:
-    """Let Ultralytics log nowhere, like the others: it takes what loggers it finds, and ours are on its path."""
-    names = ("clearml", "comet", "dvc", "mlflow", "raytune", "tensorboard", "wandb")
-    code = f"from ultralytics import settings; settings.update({dict.fromkeys(names, False)})"
-    subprocess.run(
-        [python, "-c", code], env={**os.environ, **variables}, check=True, stdout=subprocess.DEVNULL
-    )
-
-
 def write_folder(root: Path, to: Path) -> Path:
     """Link the images of a set as the peers read it: train/CLASS as it is, test/CLASS as val/CLASS."""
     for split, name in (("train", "train"), ("test", "val")):
@@ -65,63 +54,13 @@ def write_folder(root: Path, to: Path) -> Path:
     return to
 
 
-def write_weights(weights: Path, to: Path) -> Path:
-    """Write the state dict of a torchvision ResNet-18 in the forms that the peers read; return the folder.
-
-    `torch/hub/checkpoints/…`: where torchvision would have put a download, with a head of 1,000 classes, as it must be
-    for what takes ImageNet's head off. `hub_model`: the same for transformers, through timm, which names the same.
-    """
-    import torch
-    from safetensors.torch import save_file
-
-    state = {
-        name: t.float() if t.is_floating_point() else t for name, t in torch.load(weights).items()
-    }
-    for name in ("fc.weight", "fc.bias"):
-        rows = state[name][:1000]
-        state[name] = torch.cat([rows, rows.new_zeros(1000 - len(rows), *rows.shape[1:])])
-    path = pretrained(to)
-    path.parent.mkdir(parents=True)
-    torch.save(state, path)
-    hub = to / "hub_model"
-    hub.mkdir()
-    save_file(
-        {name: t.contiguous() for name, t in state.items()},
-        hub / "model.safetensors",
-        {"format": "pt"},
-    )
-    config = {
-        "architecture": "resnet18",
-        "num_classes": 1000,
-        "num_features": 512,
-        "model_type": "timm_wrapper",
-    }
-    cfg = {"input_size": [3, 224, 224], "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-    cfg |= {
-        "interpolation": "bilinear",
-        "crop_pct": 0.875,
-        "first_conv": "conv1",
-        "classifier": "fc",
-    }
-    (hub / "config.json").write_text(
-        json.dumps({**config, "pretrained_cfg": cfg}, indent=1), "utf-8"
-    )
-    return to
-
-
 def write_hub_model(weights: Path, to: Path) -> None:
-    """Write a network of timm as transformers reads it, into `hub_model`.
+    """Write a network of timm into a folder as transformers reads it.
 
     Its class sets the number of classes itself, and fails if `model_args` of config.json has it as well.
     """
-    hub = to / "hub_model"
-    hub.mkdir(parents=True)
-    os.symlink(weights / "model.safetensors", hub / "model.safetensors")
+    to.mkdir()
+    os.symlink(weights / "model.safetensors", to / "model.safetensors")
     config = json.loads((weights / "config.json").read_text("utf-8"))
     config.pop("model_args", None)
-    (hub / "config.json").write_text(json.dumps(config, indent=1), "utf-8")
-
-
-def pretrained(folder: Path) -> Path:
-    """Return where `write_weights` puts the file of torchvision's name."""
-    return folder / TORCH_HOME / "hub/checkpoints/resnet18-f37072fd.pth"
+    (to / "config.json").write_text(json.dumps(config, indent=1), "utf-8")

@@ -10,7 +10,6 @@ from benchmarks.common.records import PROGRAM
 
 HERE = Path(__file__).parent
 IMAGE_SIZE = 128
-RESNET = "resnet18"
 OURS = "finetune"
 
 # tool: its name in the table, its numbers of epochs (the first is short), and its own batch size. None is the default.
@@ -19,7 +18,6 @@ TOOLS: dict[str, tuple[str, tuple[int | None, ...], int]] = {
     "plain": ("plain PyTorch", (5, 20), 64),
     "timm": ("timm train.py", (5, 20), 128),
     "fastai": ("fastai", (5, 20), 64),
-    "ultralytics": ("Ultralytics classify", (5, 20), 16),
     "transformers": ("transformers Trainer", (3, 20), 8),
 }
 IN_OUR_ENVIRONMENT = (OURS, "plain")
@@ -29,13 +27,7 @@ _OPTIONS = {
     "plain": "--seed {}",
     "timm": "--lr-base 0.01 --warmup-epochs 1 --workers 2 --seed {}",
     "fastai": "--seed {}",
-    "ultralytics": "workers=2 seed={}",
     "transformers": "--workers 2 --seed {}",
-}
-# tool: file and column of the accuracy of each epoch; the others print it
-_ACCURACIES = {
-    "timm": ("run/summary.csv", "eval_top1"),
-    "ultralytics": ("run/results.csv", "metrics/accuracy_top1"),
 }
 
 
@@ -45,11 +37,11 @@ class Place:
 
     data: Path  # train/CLASS and, for the peers, val/CLASS
     out: Path  # of this run alone
-    weights: Path  # a state dict of ResNet-18, or the folder of a network of timm
-    forms: Path  # the same weights as the peers read them
+    weights: Path  # the folder of a network of timm
+    hub_model: Path  # the same weights as transformers reads them
     environments: Path
     timm: Path | None  # a checkout of timm with train.py
-    backbone: str = RESNET  # or timm/NAME
+    backbone: str  # timm/NAME
 
     def python(self, tool: str) -> str:
         if tool in IN_OUR_ENVIRONMENT:
@@ -60,7 +52,7 @@ class Place:
         """Return a text without the names of this machine's folders."""
         names = {self.python(tool): "python" for tool in TOOLS}
         names |= {PROGRAM: "finetune", str(HERE): "benchmarks/peers"}
-        for name in ("data", "out", "weights", "forms", "environments", "timm"):
+        for name in ("data", "out", "weights", "hub_model", "environments", "timm"):
             if path := getattr(self, name):
                 names[str(path)] = name.upper()
         for path in sorted(names, key=len, reverse=True):
@@ -72,21 +64,19 @@ def variables(place: Place) -> dict[str, str]:
     """Return the environment of a run: it downloads nothing and finds nothing of an earlier run."""
     # what a program writes when it first starts: a list of fonts, a settings file
     home = place.environments / "home"
-    offline = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "YOLO_OFFLINE", "NO_ALBUMENTATIONS_UPDATE")
+    offline = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "NO_ALBUMENTATIONS_UPDATE")
     return {
         **dict.fromkeys(offline, "1"),
-        "TORCH_HOME": str(place.forms / "torch"),
         "FINETUNE_CACHE": str(place.out / "cache"),
         "HF_HOME": str(place.out / "hf"),
         "FASTAI_HOME": str(home / "fastai"),
-        "YOLO_CONFIG_DIR": str(home / "ultralytics"),
         "MPLCONFIGDIR": str(home / "matplotlib"),
         "WANDB_MODE": "disabled",
     }
 
 
 def command(tool: str, epochs: int | None, seed: int, place: Place) -> list[str]:
-    """Return the command by which a tool trains the network from the weights. Ultralytics has ResNet-18 only."""
+    """Return the command by which a tool trains the network from the weights."""
     if tool == OURS:
         words = [PROGRAM, "fit", place.data, "--size", IMAGE_SIZE, "--seed", seed]
         words += ["--epochs", epochs] if epochs else []
@@ -101,21 +91,11 @@ def command(tool: str, epochs: int | None, seed: int, place: Place) -> list[str]
         common += f"--num-classes {num_classes} --input-size 3 {IMAGE_SIZE} {IMAGE_SIZE} "
         common += f"--batch-size {batch_size} --epochs {epochs} --experiment run"
         weights = place.weights / "model.safetensors"
-        if place.backbone == RESNET:
-            weights = place.forms / "torch/hub/checkpoints/resnet18-f37072fd.pth"
         places = ["--data-dir", place.data, "--output", place.out, "--pretrained-path", weights]
         return [python, f"{place.timm}/train.py", *common.split(), *more, *map(str, places)]
-    if tool == "ultralytics":
-        common = "classify train model=yolo11-cls-resnet18.yaml device=cpu name=run "
-        common += f"imgsz={IMAGE_SIZE} batch={batch_size} epochs={epochs}"
-        yolo = str(Path(python).with_name("yolo"))
-        return [yolo, *common.split(), f"data={place.data}", f"project={place.out}", *more]
     common = f"--epochs {epochs} --batch_size {batch_size} --image_size {IMAGE_SIZE}"
-    places = ["--data", place.data, "--out", place.out]
-    if tool == "transformers":
-        places += ["--weights", place.forms / "hub_model"]
-    elif place.backbone != RESNET:
-        places += ["--weights", place.weights]
+    weights = place.hub_model if tool == "transformers" else place.weights
+    places = ["--data", place.data, "--out", place.out, "--weights", weights]
     return [python, str(HERE / f"{tool}_peer.py"), *common.split(), *more, *map(str, places)]
 
 
@@ -124,10 +104,8 @@ def accuracy(tool: str, out: Path, output: str) -> float:
     if tool == OURS:
         test = json.loads((out / "fit/version_0/test.json").read_text("utf-8"))
         return test["test/accuracy"]
-    if tool not in _ACCURACIES:
+    if tool != "timm":
         return json.loads(output.strip().splitlines()[-1])["accuracy"]
-    file, column = _ACCURACIES[tool]
-    with open(out / file, newline="") as lines:
-        rows = [{key.strip(): value for key, value in row.items()} for row in csv.DictReader(lines)]
-    last = [float(row[column]) for row in rows if row[column].strip()][-1]
-    return last / 100 if tool == "timm" else last
+    with open(out / "run/summary.csv", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    return float(rows[-1]["eval_top1"]) / 100

@@ -45,7 +45,6 @@ class Run(NamedTuple):
 
 
 RUNS = [Run(what, 256) for what in (LIMIT, CACHED, TORCHVISION)]
-RUNS += [Run(LIMIT, batch_size) for batch_size in (64, 1024)]
 
 
 def measure(run: Run, args: argparse.Namespace) -> Record:
@@ -219,17 +218,13 @@ def epoch_lines(command: Sequence[str], environment: dict[str, str]) -> list[tup
 
 
 def table(records: Sequence[Record]) -> str:
-    """Return the limits, and the jobs as a share of the limit with the same batch."""
-    limits = {r["batch_size"]: r for r in records if r["what"] == LIMIT}
+    """Return the limit, and the jobs as a share of it."""
+    by_job = {r["what"]: r["rates"] for r in records}
     rows = []
-    for r in sorted(records, key=lambda r: (r["what"] != LIMIT, r["batch_size"])):
-        limit = limits.get(r["batch_size"])
-        share = statistics.median(r["rates"]) / statistics.median(limit["rates"]) if limit else 0
-        workers = str(r.get("num_workers", "–"))
-        rows.append(
-            [r["what"], str(r["batch_size"]), workers, spread(r["rates"], 0), f"{share:.2f}"]
-        )
-    return markdown(["job", "batch", "workers", "images/s", "share of the limit"], rows)
+    for run in RUNS:
+        share = statistics.median(by_job[run.what]) / statistics.median(by_job[LIMIT])
+        rows.append([run.what, spread(by_job[run.what], 0), f"{share:.2f}"])
+    return markdown(["job", "images/s", "share of the limit"], rows)
 
 
 BENCHMARK = Benchmark("gpu", Run, table)

@@ -1,13 +1,13 @@
-"""Measure how fast image files become batches on one core: torchvision's loader, and ours with and without the cache.
+"""Measure how fast image files become batches on one core: torchvision's loader, and ours.
 
-    python -m benchmarks.speed loading --root data/hotdog
+    python -m benchmarks.speed loading --root FOLDER
 
 One process on one core, libraries with one thread, batches of 64, `num_workers` 0. torchvision: ImageFolder,
 RandomResizedCrop, flip, ToTensor, Normalize, DataLoader. Ours: ImageFolderData with its defaults; its batches are
 uint8, since the network normalises. Each round takes the loaders in turn, every image of root/train once for each.
-`first pass` decodes all images, writes the cache and brings it to the disk, then trains an epoch from it; `later
-pass` is an epoch after it. Rates are per second of the core's time, which other programs on the machine hardly
-change, and by the clock.
+`first pass` decodes all images, writes the cache and brings it to the disk, then reads an epoch from it; `later
+pass` is an epoch after it. The table has rates per second of the core's time, which other programs on the machine
+hardly change; records have those by the clock, too.
 """
 
 import logging
@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 os.environ |= {"OMP_NUM_THREADS": "1", "NO_ALBUMENTATIONS_UPDATE": "1"}
 
 import pytorch_lightning as pl
-import simplejpeg
 import torch
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
@@ -37,7 +36,8 @@ from finetune import ImageFolderData
 NUM_ROUNDS = 5
 _BATCH_SIZE = 64
 _NO_LIMIT = 1000  # GB
-Batches = Callable[[], Iterable[Any]]
+TORCHVISION = "torchvision"
+Batches = Callable[[Path, int], Iterable[Any]]
 
 
 class Run(NamedTuple):
@@ -59,20 +59,14 @@ def torchvision_batches(root: Path, image_size: int) -> Iterable[Any]:
     return DataLoader(ImageFolder(str(root / "train"), transform), _BATCH_SIZE, shuffle=True)
 
 
-def decoded_images(root: Path) -> Iterable[Any]:
-    """Read and decode each image and do no more: every loader must do this."""
-    for path in root.glob("train/*/*"):
-        yield simplejpeg.decode_jpeg(path.read_bytes()), [path]
-
-
-def our_batches(root: Path, image_size: int, cache_limit_gb: float) -> Iterable[Any]:
+def our_batches(root: Path, image_size: int) -> Iterable[Any]:
     data = ImageFolderData(
         str(root),
         batch_size=_BATCH_SIZE,
         val_fraction=0,
         num_workers=0,
         image_size=image_size,
-        cache_limit_gb=cache_limit_gb,
+        cache_limit_gb=_NO_LIMIT,
         min_crop=0.08,  # as torchvision's
         augmentations=None,
     )
@@ -84,12 +78,19 @@ def our_batches(root: Path, image_size: int, cache_limit_gb: float) -> Iterable[
     return data.train_dataloader()
 
 
-def rates(batches: Batches) -> dict[str, float]:
+LOADERS: dict[str, Batches] = {
+    TORCHVISION: torchvision_batches,
+    "ours, first pass": our_batches,
+    "ours, later pass": our_batches,
+}
+
+
+def rates(batches: Batches, root: Path, image_size: int) -> dict[str, float]:
     """Take one pass, from the folder to the last batch, and return its images per second."""
     began = time.perf_counter()
     spent = time.process_time()
     num_images = 0
-    for batch in batches():
+    for batch in batches(root, image_size):
         num_images += len(batch["label"] if isinstance(batch, dict) else batch[1])
     return {
         "cpu": num_images / (time.process_time() - spent),
@@ -99,16 +100,9 @@ def rates(batches: Batches) -> dict[str, float]:
 
 def one_round(root: Path, image_size: int) -> dict[str, dict[str, float]]:
     """Return the rates of each loader."""
-    loaders: dict[str, Batches] = {
-        "torchvision": lambda: torchvision_batches(root, image_size),
-        "libjpeg-turbo, nothing else": lambda: decoded_images(root),
-        "ours, no cache": lambda: our_batches(root, image_size, 0),
-        "ours, first pass": lambda: our_batches(root, image_size, _NO_LIMIT),
-        "ours, later pass": lambda: our_batches(root, image_size, _NO_LIMIT),
-    }
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FINETUNE_CACHE"] = folder
-        return {name: rates(batches) for name, batches in loaders.items()}
+        return {name: rates(batches, root, image_size) for name, batches in LOADERS.items()}
 
 
 @cache
@@ -127,11 +121,10 @@ def table(records: Sequence[Record]) -> str:
     """Return medians, smallest and largest value, and the ratio to torchvision within each round."""
     rounds = [r["images_per_second"] for r in records]
     rows = []
-    for name in rounds[0]:
-        cells = [spread([one[name][clock] for one in rounds], 0) for clock in ("cpu", "wall")]
-        ratios = [one[name]["cpu"] / one["torchvision"]["cpu"] for one in rounds]
-        rows.append([name, *cells, spread(ratios, 2)])
-    return markdown(["loader", "images/s, CPU time", "wall clock", "relative to torchvision"], rows)
+    for name in LOADERS:
+        ratios = [one[name]["cpu"] / one[TORCHVISION]["cpu"] for one in rounds]
+        rows.append([name, spread([one[name]["cpu"] for one in rounds], 0), spread(ratios, 1)])
+    return markdown(["loader", "images/s", "relative to torchvision"], rows)
 
 
 BENCHMARK = Benchmark("loading", Run, table)

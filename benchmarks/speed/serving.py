@@ -1,4 +1,4 @@
-"""Compare `finetune serve` on loopback with `finetune predict`, no batching, and LitServe.
+"""Compare `finetune serve` on loopback with `finetune predict` and LitServe.
 
     python -m benchmarks.speed serving --images FOLDER --checkpoint RUN
 
@@ -28,7 +28,6 @@ CLIENTS = (1, 8, 64)
 NUM_ROUNDS = 3
 PREDICT = "finetune predict"
 SERVE = "finetune serve"
-ALONE = "the same without batching"
 LITSERVE = "LitServe, batches of up to 32"
 _EDGE = "edge-of-a-part"
 _ADDRESS = r"(127\.0\.0\.1|0\.0\.0\.0|localhost):(\d+)"
@@ -43,7 +42,7 @@ class Run(NamedTuple):
 
 
 def plan() -> Iterator[Run]:
-    servers = [SERVE, ALONE] + [LITSERVE] * bool(importlib.util.find_spec("litserve"))
+    servers = [SERVE, LITSERVE] if importlib.util.find_spec("litserve") else [SERVE]
     for number in range(NUM_ROUNDS):
         yield Run(PREDICT, 0, number)
         yield from (Run(server, clients, number) for server in servers for clients in CLIENTS)
@@ -88,9 +87,7 @@ def measure(run: Run, args: argparse.Namespace) -> Record:
     contents = [path.read_bytes() for path in paths]
     request = raw(contents)
     command = [PROGRAM, "serve", args.checkpoint, "--port", "0"]
-    if run.server == ALONE:
-        command += ["--max_batch", "1"]
-    elif run.server == LITSERVE:
+    if run.server == LITSERVE:
         checkpoint = args.checkpoint
         if os.path.isdir(checkpoint):
             checkpoint = f"{checkpoint}/checkpoints/best.ckpt"

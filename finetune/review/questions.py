@@ -1,7 +1,7 @@
 """Which images without labels to ask about next, and what the answers teach.
 
 The most useful images are typical ones at first, then those about which a head of the answers is least sure. How many
-labels this saves: docs/benchmarks.md. In each batch one image is random: it follows an order that is fixed before the
+labels this saves: docs/decisions.md. In each batch one image is random: it follows an order that is fixed before the
 first answer. The images at the beginning of that order, up to the first open one, are nearly a random sample of those
 with features, whether they were asked about as random or as useful. From them the accuracy is estimated. Skipped and
 excluded ones have no label to compare with: they are left out, and the page says how many.

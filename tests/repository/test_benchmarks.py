@@ -9,7 +9,7 @@ import pytest
 from paths import ROOT
 
 FOLDER = ROOT / "benchmarks"
-NAMES = ["accuracy", "labels", "peers.__main__", "storage"]
+NAMES = ["accuracy", "peers.__main__", "storage"]
 NAMES += [f"speed.{name}" for name in ("loading", "gpu", "serving", "export")]
 MARKED = re.compile(r"^<!-- (\w+) -->\n(.*?)\n<!-- /\1 -->$", re.M | re.S)
 
