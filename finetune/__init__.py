@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from finetune.api.fitted_run import FittedRun as FittedRun
     from finetune.api.loaded_model import LoadedModel as LoadedModel
     from finetune.api.loaded_model import load as load
-    from finetune.api.prediction import LabelsPrediction as LabelsPrediction
-    from finetune.api.prediction import Prediction as Prediction
     from finetune.api.python_fit import fit as fit
     from finetune.data.datasets.fashion_mnist import FashionMNIST as FashionMNIST
     from finetune.data.datasets.image_folder import Hotdog as Hotdog
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from finetune.demo.sample_data import SampleData as SampleData
     from finetune.training.classifier import Classifier as Classifier
     from finetune.training.lr_schedulers import WarmupCosine as WarmupCosine
+    from finetune.training.prediction import Prediction as Prediction
 
 # Public names are imported when first used: torch takes seconds, `finetune --help` must not.
 _PUBLIC = {
@@ -39,9 +38,8 @@ _PUBLIC = {
     "FittedRun": "finetune.api.fitted_run",
     "Hotdog": "finetune.data.datasets.image_folder",
     "ImageFolderData": "finetune.data.datasets.image_folder",
-    "LabelsPrediction": "finetune.api.prediction",
     "LoadedModel": "finetune.api.loaded_model",
-    "Prediction": "finetune.api.prediction",
+    "Prediction": "finetune.training.prediction",
     "SampleData": "finetune.demo.sample_data",
     "WarmupCosine": "finetune.training.lr_schedulers",
     "fit": "finetune.api.python_fit",
@@ -53,7 +51,6 @@ __all__ = [
     "FittedRun",
     "Hotdog",
     "ImageFolderData",
-    "LabelsPrediction",
     "LoadedModel",
     "Prediction",
     "SampleData",

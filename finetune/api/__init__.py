@@ -4,7 +4,7 @@
 this process, which `program_process` restores afterwards. On several devices, or with folds, it runs in subprocesses,
 by its plan in a file. The result is a `fitted_run`.
 
-`loaded_model` is a checkpoint in a program. It returns a `prediction` for each image (`image_inputs` lists the accepted
+`loaded_model` is a checkpoint in a program. It returns a `Prediction` for each image (`image_inputs` lists the accepted
 types), computes features, and runs `finetune test` and `finetune export`.
 
 Both ways of running a fit are needed. Only in this process are the lines of a notebook, and the classes of the calling

@@ -1,7 +1,7 @@
 """A checkpoint in a Python program: `load` it, then `predict`, `embed`, `test` or `export`."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -12,18 +12,16 @@ import numpy as np
 import torch
 
 from finetune.api.image_inputs import ImageInput, iterate_images, pixels
-from finetune.api.prediction import LabelsPrediction, Prediction
 from finetune.api.program_process import check_not_forked
 from finetune.data.decode import DecodeError
-from finetune.features.familiarity import check_none_below
 from finetune.inference.onnx_network import ExportedNetwork
 from finetune.inference.predictor import Predictor, device_named
 from finetune.models.image_classifier import ImageClassifier
 from finetune.models.stages import head, without_head
-from finetune.runs.prediction_rows import NONE, UNSURE, check_words
 from finetune.runs.run_checkpoint import checkpoint_of
 from finetune.system.machine import num_cores
 from finetune.system.messages import shown
+from finetune.training.prediction import Prediction
 
 # Shapes: N images, B images per batch, H and W pixels, D features, K classes.
 
@@ -70,7 +68,7 @@ class LoadedModel(Predictor):
         abstain_below: float = 0.0,
         coverage: float | None = None,
         none_below: float = 0.0,
-    ) -> list[Any]:
+    ) -> list[Prediction]:
         """Predict the class or the labels of each image, as `finetune predict` does.
 
         On a GPU the command multiplies float32 in TF32. This does so only after the program has called
@@ -86,8 +84,7 @@ class LoadedModel(Predictor):
             none_below: Predict `none` where the image is less familiar than this share of the validation images.
 
         Returns:
-            A list with a prediction for each image, in order, also for a single image: a `Prediction`, or a
-            `LabelsPrediction` if the network predicts several labels per image.
+            A list with a prediction for each image, in order, also for a single image.
 
         Raises:
             FileNotFoundError: An image does not exist, or a folder has none.
@@ -95,31 +92,19 @@ class LoadedModel(Predictor):
             ValueError: An image cannot be decoded, an array is not an image, or a probability is not a finite number.
             RuntimeError: The process was forked from the one that loaded the model, where torch would wait forever.
         """
-        if not 0 <= abstain_below <= 1:
-            raise ValueError(f"abstain_below must be from 0 to 1, not {abstain_below}")
-        check_words(self.class_names, abstain_below, none_below)
-        if abstain_below and self.label_kind == "several":
-            raise ValueError(
-                "abstain_below is for one class per image, and this network predicts several labels"
-            )
-        calibration = self.calibration.for_coverage(coverage)
-        if none_below:
-            check_none_below(none_below, self.familiarity)
-        predictions: list[Prediction | LabelsPrediction] = []
+        rule = replace(
+            self.rule,
+            calibration=self.calibration.for_coverage(coverage),
+            abstain_below=abstain_below,
+            none_below=none_below,
+        )
+        predictions: list[Prediction] = []
         for inputs, prepared in self._batches(images, on_bad_image):
-            probabilities, familiar = self.classify_familiar(prepared)
-            decided = self.decide(probabilities, [one.name for one in inputs])
-            sets: Any = calibration.sets(torch.from_numpy(probabilities)) or [None] * len(inputs)
-            known = [None] * len(inputs) if familiar is None else familiar.tolist()
-            columns = (inputs, probabilities.tolist(), decided.tolist(), sets, known)
-            for one, row, choice, in_set, how_familiar in zip(*columns, strict=True):
-                prediction = self._prediction(one, row, choice, abstain_below)
-                names = None if in_set is None else tuple(self.class_names[k] for k in in_set)
-                prediction = replace(prediction, set=names)
-                if how_familiar is not None and isinstance(prediction, Prediction):
-                    label = NONE if how_familiar < none_below else prediction.label
-                    prediction = replace(prediction, label=label, familiar=how_familiar)
-                predictions.append(prediction)
+            scores = self.scores(prepared, rule)
+            self.check(scores.probabilities.numpy(), [one.name for one in inputs])
+            for one, prediction in zip(inputs, scores, strict=True):
+                path = one.source if isinstance(one.source, str) else None
+                predictions.append(replace(prediction, path=path, index=one.position))
         return predictions
 
     def embed(
@@ -273,27 +258,6 @@ class LoadedModel(Predictor):
                 good = [(one, image) for one, image in both if image is not None]
                 if good:
                     yield [one for one, _ in good], np.stack([image for _, image in good])
-
-    def _prediction(
-        self, one: _Input, row: Sequence[float], choice: Any, abstain_below: float
-    ) -> Prediction | LabelsPrediction:
-        """Return the prediction for an image; `unsure` if the probability of its class is below `abstain_below`.
-
-        Args:
-            one: The image.
-            row: Its probabilities, K.
-            choice: The index of its class, or whether it has each label, K.
-            abstain_below: See `predict`.
-        """
-        names = self.class_names
-        path = one.source if isinstance(one.source, str) else None
-        probabilities = dict(zip(names, row, strict=True))
-        if self.label_kind == "several":
-            labels = tuple(name for name, has in zip(names, choice, strict=True) if has)
-            thresholds = dict(zip(names, self.calibration.thresholds, strict=True))
-            return LabelsPrediction(labels, probabilities, thresholds, path, one.position)
-        label = names[choice] if row[choice] >= abstain_below else UNSURE
-        return Prediction(label, row[choice], probabilities, path, one.position)
 
     def __repr__(self) -> str:
         names = [shown(name) for name in self.class_names[:_NUM_SHOWN]]

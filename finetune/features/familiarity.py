@@ -9,7 +9,7 @@ Bates et al. 2021 (arXiv:2104.08279). Other scores are compared in docs/decision
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -120,9 +120,30 @@ def check_none_below(limit: float, familiarity: Familiarity | None) -> None:
         )
 
 
+def logits_and_familiarity(
+    forward: Callable[[Tensor], Tensor],
+    images: Tensor,
+    network: nn.Module,
+    familiarity: Familiarity | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the logits of images (B, K), and their familiarity (B,), which is empty if it is not known.
+
+    Args:
+        forward: Computes the logits by the network.
+        images: (B, 3, h, w) uint8 RGB.
+        network: The network.
+        familiarity: That of the network.
+    """
+    if familiarity is None:
+        return forward(images), torch.empty(0)
+    with recorded_features(head(network)) as features:
+        logits = forward(images)
+    return logits, familiarity.of(features[0])
+
+
 @contextmanager
-def recorded_features(linear: nn.Linear | None) -> Iterator[list[Tensor]]:
-    """Record the inputs of a head (B, D) in forward passes of this thread; with None record nothing."""
+def recorded_features(linear: nn.Linear) -> Iterator[list[Tensor]]:
+    """Record the inputs of a head (B, D) in forward passes of this thread."""
     features: list[Tensor] = []
     thread = threading.get_ident()  # another one may use the network at the same time
 
@@ -130,9 +151,8 @@ def recorded_features(linear: nn.Linear | None) -> Iterator[list[Tensor]]:
         if threading.get_ident() == thread:
             features.append(inputs[0].detach())
 
-    handle = None if linear is None else linear.register_forward_pre_hook(record)
+    handle = linear.register_forward_pre_hook(record)
     try:
         yield features
     finally:
-        if handle is not None:
-            handle.remove()
+        handle.remove()

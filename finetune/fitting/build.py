@@ -30,7 +30,6 @@ from finetune.runs.local_copies import address_of, local_copy
 from finetune.runs.loggers import LoggedConfig, RunLogger, run_loggers
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
-from finetune.runs.predictions import AnswersWriter
 from finetune.runs.results import Results, Skipped
 from finetune.runs.sync import names_there
 from finetune.settings.fields import ClassSettings, import_class, takes_argument
@@ -47,6 +46,7 @@ from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet
 from finetune.training.classifier import Classifier
 from finetune.training.lr_schedulers import UNSUPPORTED
 from finetune.training.precision import automatic_precision, prepare_arithmetic
+from finetune.training.prediction_files import AnswersWriter
 from finetune.training.progress_bar import ImageProgressBar
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def fit_callbacks(settings: FitSettings, run: Run) -> list[Callback]:
     ]
     if settings.report:
         callbacks.append(LiveReport(run))
-    return [*callbacks, AnswersWriter(run)]
+    return callbacks
 
 
 def build_trainer(
@@ -154,8 +154,7 @@ def build_trainer(
     all_callbacks = [
         *(folder, LoggedConfig(folder), LimitWaits()),
         *callbacks,
-        # after the predictions of a test, from which an interval is computed
-        *(Results(run), Skipped(run)),
+        *(AnswersWriter(run), Results(run), Skipped(run)),
     ]
     if settings.enable_progress_bar:
         all_callbacks.append(ImageProgressBar())

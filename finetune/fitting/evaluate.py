@@ -20,7 +20,6 @@ from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.drawn_splits import BY_FOLDER
 from finetune.data.seen import exclude_seen
 from finetune.data.transforms import preparation
-from finetune.features.familiarity import check_none_below, read_familiarity
 from finetune.fitting.build import (
     arguments_in_effect,
     build_trainer,
@@ -35,7 +34,6 @@ from finetune.inference.tta import AverageFlip
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
 from finetune.runs.local_copies import shown_place
-from finetune.runs.predictions import AnswersWriter, PredictionWriter, group_file
 from finetune.settings.all_commands import COMMANDS
 from finetune.settings.configs import config_text
 from finetune.settings.fields import ClassSettings, find_setting, import_class
@@ -48,10 +46,11 @@ from finetune.settings.schema import (
     SetSettings,
 )
 from finetune.system.messages import WrongUsage, shown
-from finetune.training.calibration import read_calibration
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
 from finetune.training.precision import automatic_precision
+from finetune.training.prediction_files import PredictionWriter, group_file
+from finetune.training.prediction_rows import Rows
 
 log = logging.getLogger(__name__)
 
@@ -93,19 +92,23 @@ def evaluate(layers: Layers) -> Run:
     put_exported(model.image_classifier, checkpoint)
     if isinstance(settings, SetSettings):
         model.coverage = settings.coverage
-        read_calibration(checkpoint, model.coverage)  # so that an error comes before the work
+    if isinstance(settings, PredictSettings):
+        model.abstain_below = settings.abstain_below or 0.0
+        model.none_below = settings.none_below or 0.0
+    model.on_load_checkpoint(checkpoint)
+    rule = model.rule  # so that an error comes before the work
     data.read()
     run = Run(root, command)
+    callbacks: list[Callback] = [AverageFlip()] if settings.tta else []
     if isinstance(settings, PredictSettings):
         # the prediction for a single image is printed
-        run.leaves_folder = len(data.splits["predict"]) > 1 and settings.output is None
+        samples = data.splits["predict"]
+        run.leaves_folder = len(samples) > 1 and settings.output is None
         _check_inputs_stay(settings, data)
-        if settings.none_below:
-            is_known = not settings.model.compile
-            familiarity = read_familiarity(checkpoint, model.network) if is_known else None
-            check_none_below(settings.none_below, familiarity)
+        rows = Rows(rule, top_k=settings.top_k, has_groups=samples.groups is not None)
+        callbacks.append(PredictionWriter(run, rows, settings.output))
     config = config_text(replaced(settings, {"trainer.default_root_dir": shown_place(root)}))
-    trainer = build_trainer(settings.trainer, run, config, _callbacks(settings, run))
+    trainer = build_trainer(settings.trainer, run, config, callbacks)
     with closing(trainer, run):
         check_fit(trainer, model, data, command)
         _leave_out_seen(command, data, checkpoint, trainer)
@@ -127,16 +130,6 @@ def _check_inputs_stay(settings: PredictSettings, data: ImageDataModule) -> None
             raise WrongUsage(
                 f"--out {target} would replace {path}, which is predicted: name another file"
             )
-
-
-def _callbacks(settings: EvaluateSettings, run: Run) -> list[Callback]:
-    callbacks: list[Callback] = [AverageFlip()] if settings.tta else []
-    if isinstance(settings, PredictSettings):
-        limits = (settings.abstain_below, settings.none_below)
-        callbacks.append(PredictionWriter(run, settings.output, settings.top_k, *limits))
-    elif run.command == "test":
-        callbacks.append(AnswersWriter(run))
-    return callbacks
 
 
 def _leave_out_seen(

@@ -36,7 +36,6 @@ from finetune.runs.headline import (
     validation_headline,
 )
 from finetune.runs.intervals import percent
-from finetune.runs.predictions import AnswersWriter
 from finetune.runs.predictions_table import Predictions
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.result_file import write_result
@@ -387,7 +386,7 @@ def join_members(
         one_device(plan.settings.trainer, checkpoints[0]),
         run,
         plan.config,
-        [Clock(run), AnswersWriter(run)],
+        [Clock(run)],
     )
     calibration = unfitted
     facts = {name: getattr(runs[0].facts, name) for name in _OF_IMAGES}

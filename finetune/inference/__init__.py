@@ -2,7 +2,7 @@
 
 Inference:
 - `predictor` is a checkpoint, an ensemble or an .onnx file as a function from images to probabilities. `finetune
-  predict` uses a Trainer instead (`runs/predictions`), for many images on any number of devices. Programs use
+  predict` uses a Trainer instead (`training/prediction_files`), for many images on any number of devices. Programs use
   `api/loaded_model`, which is a predictor.
 - `onnx_network` runs an exported file in the place of the network.
 - `class_activation` computes class activation maps. `image_viewer` draws them over images.

@@ -9,6 +9,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import torch
 
 from finetune.data.decode import decode
 from finetune.data.prediction_paths import files_to_predict
@@ -141,6 +142,7 @@ def compare(
         what: The images in a message, after their number.
     """
     expected = predictor.classify(images)
+    predictor.check(expected)
     largest = 0.0
     num_other = 0
     for num in (1, 2, len(images)):
@@ -158,10 +160,11 @@ def _differences(
     if actual.shape != expected.shape or not np.isfinite(actual).all():
         return float("inf"), len(expected)
     differences = np.abs(actual - expected).max(axis=1)
-    expected_classes = predictor.decide(expected.astype(np.float64))
-    is_other = predictor.decide(actual.astype(np.float64)) != expected_classes
+    both = (torch.from_numpy(values.astype(np.float64)) for values in (expected, actual))
+    expected_classes, classes = map(predictor.calibration.decide, both)
+    is_other: np.ndarray = (classes != expected_classes).numpy()
     if is_other.ndim == 2:  # several labels
-        is_other = is_other.any(axis=1)
+        is_other = np.asarray(is_other.any(axis=1))
     return float(differences.max()), int((is_other & (differences > _TIE)).sum())
 
 

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from finetune.data.transforms import eval_transform, preparation
-from finetune.features.familiarity import read_familiarity, recorded_features
+from finetune.features.familiarity import logits_and_familiarity, read_familiarity
 from finetune.inference.class_activation import mean_activation
 from finetune.inference.onnx_network import ExportedNetwork, put_exported
 from finetune.models.ensemble import member_label
 from finetune.models.image_classifier import build_image_classifier, check_first_pass
-from finetune.models.stages import head
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.settings.schema import LabelKind
 from finetune.system.messages import WrongUsage
 from finetune.training.calibration import read_calibration
 from finetune.training.finite import check_finite_rows
 from finetune.training.precision import automatic_precision
+from finetune.training.prediction import DecisionRule, Scores
 
 _TRUE = {
     "32-true": torch.float32,
@@ -139,37 +139,35 @@ class Predictor:
             self._transforms[size] = eval_transform(**{**self.preparation, "image_size": size})
         return self._transforms[size](image=image)["image"]
 
-    def __call__(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the probability of each class, (N, K) float64, for N images (H, W, 3) uint8 RGB of any sizes.
-
-        Raises:
-            NotFinite: Some probabilities are not finite.
-        """
-        probabilities = self.classify(np.stack([self.prepare(image) for image in images]))
-        self.check(probabilities)
-        return probabilities
-
     def classify(self, images: np.ndarray) -> np.ndarray:
         """Return the probability of each class, (N, K) float64, for prepared images (N, h, w, 3) uint8 RGB.
 
-        The probabilities may be NaN or infinite. `check` and `decide` raise an error then.
+        The probabilities may be NaN or infinite. `check` raises an error then.
         """
-        return self.classify_familiar(images)[0]
+        return self.scores(images).probabilities.numpy()
 
-    def classify_familiar(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return what `classify` does, and the familiarity of each image, (N,) float64; None if it is not known."""
+    def scores(self, images: np.ndarray, rule: DecisionRule | None = None) -> Scores:
+        """Return what the network computes of prepared images (N, h, w, 3) uint8 RGB.
+
+        Args:
+            images: The images.
+            rule: How they are predicted; None for `rule`.
+        """
         dtype = _MIXED.get(self.precision)
-        linear = None if self.familiarity is None else head(self.model.network)
         with (
             torch.no_grad(),
             torch.autocast(self.device.type, dtype, enabled=dtype is not None),
-            recorded_features(linear) as features,
         ):
-            logits = self.model(self.pixels(images))
-        probabilities = self.calibration.probabilities(logits).cpu().numpy()
-        if self.familiarity is None:
-            return probabilities, None
-        return probabilities, self.familiarity.of(features[0]).numpy()
+            logits, familiar = logits_and_familiarity(
+                self.model, self.pixels(images), self.model.network, self.familiarity
+            )
+        probabilities = self.calibration.probabilities(logits).cpu()
+        return Scores(rule or self.rule, probabilities, familiar)
+
+    @property
+    def rule(self) -> DecisionRule:
+        """How scores become predictions."""
+        return DecisionRule(self.class_names, self.calibration, self.familiarity)
 
     def check(self, probabilities: np.ndarray, names: Sequence[object] | None = None) -> None:
         """Check that probabilities are finite.
@@ -186,23 +184,6 @@ class Predictor:
             return f"image {row}" if names is None else names[row]
 
         check_finite_rows(torch.from_numpy(probabilities), name_of, self.path, self.precision)
-
-    def decide(
-        self, probabilities: np.ndarray, names: Sequence[object] | None = None
-    ) -> np.ndarray:
-        """Return the index of the predicted class (N,), by the checkpoint's threshold if it has one.
-
-        If images have several labels, return whether each is predicted by its own threshold, (N, K) bool.
-
-        Args:
-            probabilities: Of N images, (N, K).
-            names: Names of the images for the error message.
-
-        Raises:
-            NotFinite: Some probabilities are not finite.
-        """
-        self.check(probabilities, names)
-        return self.calibration.decide(torch.from_numpy(probabilities)).numpy()
 
     def activation(self, images: np.ndarray, classes: Sequence[int]) -> np.ndarray | None:
         """Return class activation maps of prepared images (N, h, w, 3), or None; see `mean_activation`."""

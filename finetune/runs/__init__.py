@@ -18,7 +18,6 @@ Checkpoints:
 Other files of a run:
 - `metrics_csv`: metrics.csv and steps.csv.
 - `results`: test.json or val.json, and skipped.txt. `headline` is the result in a sentence, which run.json keeps.
-- `predictions`: predictions.csv and test_predictions.csv. `prediction_rows` has their columns.
 - `clock`: the time of each phase, in run.json.
 - `facts` has the types of run.json, which are checked when it is read and written.
 - `result_file` reads and writes test.json and val.json.

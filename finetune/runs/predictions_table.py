@@ -7,11 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.runs.prediction_rows import MANY_CLASSES, NUM_BEST, label_separator
-
 # Shapes: N images that could be decoded, K classes or labels.
 
+NUM_BEST = 5  # classes in a row of many classes
+MANY_CLASSES = 50  # with more classes, the rows have only the most probable ones
+_SEPARATORS = (";", "|", "\t")
 _LARGEST = 1 + 1e-6  # probability, with rounding
+
+
+def label_separator(class_names: Sequence[str]) -> str:
+    """Return the character between the labels of an image in a CSV file: `;`, or another one if a name has it."""
+    unused = (mark for mark in _SEPARATORS if not any(mark in name for name in class_names))
+    return next(unused, _SEPARATORS[0])
 
 
 @dataclass(frozen=True)

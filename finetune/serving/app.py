@@ -18,7 +18,7 @@ from finetune.inference.predictor import Predictor
 from finetune.serving.access_log import AccessLog
 from finetune.serving.errors import ERROR_HANDLERS
 from finetune.serving.guard import Guard, is_loopback
-from finetune.serving.schemas import Error, LabelsPrediction, Prediction, Predictions, Status
+from finetune.serving.schemas import Error, Status, answer_model
 from finetune.serving.service import Service
 from finetune.serving.uploads import Limits
 from finetune.system.html_page import render
@@ -117,7 +117,6 @@ def _model_routes(service: Service) -> APIRouter:
     """Return the routes that use the model, or describe it."""
     router = APIRouter()
     limits = service.limits
-    is_single = service.predictor.label_kind == "single"
     router.add_api_route(
         "/predict",
         service.predict,
@@ -125,7 +124,7 @@ def _model_routes(service: Service) -> APIRouter:
         summary="Classify images",
         description="One image as the body, or several as files of a multipart form: "
         f"{IMAGE_KINDS} of at most {limits.max_pixels:,} pixels.",
-        response_model=Predictions[Prediction] if is_single else Predictions[LabelsPrediction],
+        response_model=answer_model(service.predictor.rule),
         response_model_exclude_unset=True,
         response_description="one for each image, in the order of the request",
         responses=_described(_errors_of_predict(limits)),

@@ -17,7 +17,7 @@ class Batcher:
     """Collects images of concurrent requests into batches.
 
     Args:
-        classify: Maps images (N, h, w, 3) uint8, all of one size, to N rows. It runs in a separate thread.
+        classify: Maps images (N, h, w, 3) uint8, all of one size, to N results. It runs in a separate thread.
         max_batch: Largest number of images in a batch.
         on_batch: Called with the number of images of each batch.
 
@@ -27,24 +27,24 @@ class Batcher:
 
     def __init__(
         self,
-        classify: Callable[[np.ndarray], np.ndarray],
+        classify: Callable[[np.ndarray], Sequence[Any]],
         max_batch: int,
         on_batch: Callable[[int], None],
     ) -> None:
         self._classify = classify
         self._max_batch = max_batch
         self._on_batch = on_batch
-        self._waiting: deque[tuple[np.ndarray, asyncio.Future[np.ndarray]]] = deque()
+        self._waiting: deque[tuple[np.ndarray, asyncio.Future[Any]]] = deque()
         self.is_busy = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="network")
 
-    async def __call__(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the rows (N, ...) of N images. If the caller is cancelled, its waiting images are not computed."""
+    async def __call__(self, images: Sequence[np.ndarray]) -> list[Any]:
+        """Return the results of N images. If the caller is cancelled, its waiting images are not computed."""
         loop = asyncio.get_running_loop()
-        rows = [loop.create_future() for _ in images]
-        self._waiting.extend(zip(images, rows, strict=True))
+        results = [loop.create_future() for _ in images]
+        self._waiting.extend(zip(images, results, strict=True))
         self._start_batch()
-        return np.stack(await asyncio.gather(*rows))
+        return await asyncio.gather(*results)
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function in the network's thread, between two batches."""
@@ -58,30 +58,28 @@ class Batcher:
         """Compute the next batch of waiting images, unless one is being computed."""
         if self.is_busy:
             return
-        batch: list[tuple[np.ndarray, asyncio.Future[np.ndarray]]] = []
+        batch: list[tuple[np.ndarray, asyncio.Future[Any]]] = []
         while self._waiting and len(batch) < self._max_batch:
-            image, row = self._waiting.popleft()
-            if not row.done():  # a row that is done was cancelled: its client has disconnected
-                batch.append((image, row))
+            image, result = self._waiting.popleft()
+            if not result.done():  # one that is done was cancelled: its client has disconnected
+                batch.append((image, result))
         if batch:
             self.is_busy = True
             self._on_batch(len(batch))
             task = self.run(self._classify, np.stack([image for image, _ in batch]))
             asyncio.ensure_future(task).add_done_callback(
-                lambda done: self._answer([row for _, row in batch], done)
+                lambda done: self._answer([result for _, result in batch], done)
             )
 
-    def _answer(
-        self, rows: Sequence[asyncio.Future[np.ndarray]], done: asyncio.Future[np.ndarray]
-    ) -> None:
-        """Pass the rows of a finished batch, or its error, to the callers, and start the next batch."""
+    def _answer(self, results: Sequence[asyncio.Future[Any]], done: asyncio.Future[Any]) -> None:
+        """Pass the results of a finished batch, or its error, to the callers, and start the next batch."""
         self.is_busy = False
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
-        for i, row in enumerate(rows):
-            if row.done():
+        for i, result in enumerate(results):
+            if result.done():
                 continue
             if error:
-                row.set_exception(error)
+                result.set_exception(error)
             else:
-                row.set_result(done.result()[i])
+                result.set_result(done.result()[i])
         self._start_batch()

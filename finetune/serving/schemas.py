@@ -1,13 +1,20 @@
 """The options and the answers of the service, of which FastAPI makes the description in /openapi.json."""
 
-from typing import Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from finetune.features.familiarity import BELOW
+from finetune.settings.fields import helps_of
+from finetune.training.prediction import DecisionRule, Prediction, rounded
 
-_SET = Field(default=None, description="the prediction set; absent without --coverage")
-_NAME = Field(description="of the file, as the request has it; empty for a body without one")
+_TYPES: Mapping[str, Any] = {
+    "label": str,
+    "labels": list[str],
+    "probability": float,
+    "probabilities": dict[str, float],
+    "thresholds": dict[str, float],
+}
 
 
 class PredictOptions(BaseModel):
@@ -21,56 +28,51 @@ class PredictOptions(BaseModel):
     looked_at: bool = Field(default=False, description="return a heat map of the predicted class")
 
 
-class Prediction(BaseModel):
-    """The prediction for an image by a network with one class per image."""
-
-    name: str = _NAME
-    label: str = Field(
-        description="the predicted class, by the checkpoint's threshold if it has one"
-    )
-    probability: float = Field(description="of that class, from 0 to 1")
-    probabilities: dict[str, float] = Field(
-        description="of every class, or of the top_k most probable, in that order"
-    )
-    set: list[str] | None = _SET
-    familiar: float | None = Field(
-        default=None,
-        description="the share of the validation images that are as little like the training images: "
-        f"below {BELOW} the image may be of none of the classes; absent if it is not known",
-    )
-    looked_at: str | None = Field(
-        default=None,
-        description="a data: URL of a heat map of the predicted class; "
-        "null if the network does not support it, and absent unless requested",
-    )
+def _fields(rule: DecisionRule) -> dict[str, Any]:
+    """Return the fields of `Prediction` in an answer, by the type of their values."""
+    names = ["label", "probability", "probabilities"]
+    if not rule.is_single:
+        names = ["labels", "probabilities", "thresholds"]
+    # without None
+    columns = {column.name: get_args(column.type)[0] for column in rule.columns}
+    return {name: _TYPES[name] for name in names} | columns
 
 
-class LabelsPrediction(BaseModel):
-    """The prediction for an image by a network with several labels per image."""
-
-    name: str = _NAME
-    labels: list[str] = Field(
-        description="labels whose probability is at least their threshold; any number of them"
-    )
-    probabilities: dict[str, float] = Field(
-        description="of every label, or of the top_k most probable, in that order"
-    )
-    thresholds: dict[str, float] = Field(description="of the same labels")
-    set: list[str] | None = _SET
-    looked_at: dict[str, str | None] = Field(
-        default={},
-        description="for each predicted label a data: URL of its heat map; "
-        "null if the network does not support it, and absent unless requested",
-    )
-
-
-P = TypeVar("P", Prediction, LabelsPrediction)
+def answer_model(rule: DecisionRule) -> type[BaseModel]:
+    """Return the schema of the answer to a request: a prediction for each image, in the order of the request."""
+    helps = helps_of(Prediction) | {
+        "name": "of the file, as the request has it; empty for a body without one",
+        "probabilities": "of every class or label, or of the top_k most probable, in that order",
+        "thresholds": "of the same labels",
+    }
+    kinds = {"name": str} | _fields(rule)
+    fields: dict[str, Any] = {n: (kind, Field(description=helps[n])) for n, kind in kinds.items()}
+    what = "a data: URL of a heat map of the predicted class"
+    kind: Any = str | None
+    if not rule.is_single:
+        what = "for each predicted label a data: URL of its heat map"
+        kind = dict[str, str | None]
+    missing = "null if the network does not support it, and absent unless requested"
+    fields["looked_at"] = (kind, Field(default=None, description=f"{what}; {missing}"))
+    one: Any = create_model("Prediction", **fields)
+    return create_model("Predictions", predictions=(list[one], ...))
 
 
-class Predictions(BaseModel, Generic[P]):
-    """The answer to a request: a prediction for each image, in the order of the request."""
+def answer_of(one: Prediction, name: str, rule: DecisionRule, top_k: int | None) -> dict[str, Any]:
+    """Return the answer for an image.
 
-    predictions: list[P]
+    Args:
+        one: Its prediction.
+        name: Its name in the request.
+        rule: How it was predicted.
+        top_k: Number of the most probable classes to return; None for all.
+    """
+    answer = {field: rounded(getattr(one, field)) for field in _fields(rule)}
+    best = sorted(one.probabilities.items(), key=lambda item: -item[1])[:top_k]
+    answer["probabilities"] = {label: rounded(value) for label, value in best}
+    if one.thresholds is not None:
+        answer["thresholds"] = {label: one.thresholds[label] for label, _ in best}
+    return {"name": name} | answer
 
 
 class FailedImage(BaseModel):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from fastapi import HTTPException, Query, Request
 from starlette.requests import ClientDisconnect
 
@@ -16,24 +15,17 @@ from finetune.data.decode import DecodeError, decode
 from finetune.inference.class_activation import why_not_shown
 from finetune.inference.image_viewer import overlay_heat_map
 from finetune.inference.predictor import Predictor
-from finetune.runs.prediction_rows import DIGITS
 from finetune.serving.access_log import ServiceMetrics
 from finetune.serving.batcher import Batcher
 from finetune.serving.errors import busy
-from finetune.serving.schemas import (
-    Error,
-    FailedImage,
-    LabelsPrediction,
-    Prediction,
-    PredictOptions,
-)
+from finetune.serving.schemas import Error, FailedImage, PredictOptions, answer_of
 from finetune.serving.uploads import Capacity, Limits, Upload, read_uploads
 from finetune.system.html_page import thumbnail
 from finetune.system.machine import num_cores
+from finetune.training.prediction import Prediction
 
 log = logging.getLogger(__name__)
-AnyPrediction = Prediction | LabelsPrediction
-Answer = dict[str, list[AnyPrediction]]  # as `Predictions`
+Answer = dict[str, list[dict[str, Any]]]  # as `schemas.answer_model`
 
 # Shapes: N images, K classes, h and w pixels.
 
@@ -98,32 +90,19 @@ class Service:
 
     async def _predict_uploads(self, uploads: Sequence[Upload], options: PredictOptions) -> Answer:
         images = await self._decode(uploads)
-        rows = await self.batcher(images)
-        probabilities = rows[:, : len(self.predictor.class_names)]
-        self._check(uploads, probabilities)
-        decided = self.predictor.decide(probabilities)
-        sets = self.predictor.calibration.sets(torch.from_numpy(probabilities))
-        predictions: list[AnyPrediction] = []
-        for i, upload in enumerate(uploads):
-            prediction: AnyPrediction
-            if self.predictor.label_kind == "single":
-                prediction = self._prediction(upload, probabilities[i], decided[i], options.top_k)
-                if self.predictor.familiarity is not None:
-                    prediction.familiar = round(float(rows[i, -1]), DIGITS)
-                labels = [prediction.label]
-            else:
-                prediction = self._labels(upload, probabilities[i], decided[i], options.top_k)
-                labels = prediction.labels
-            if sets is not None:
-                prediction.set = [self.predictor.class_names[k] for k in sets[i]]
-            for label in labels:
+        predictions = await self.batcher(images)
+        self._check(uploads, predictions)
+        answers = []
+        for upload, image, one in zip(uploads, images, predictions, strict=True):
+            answer = answer_of(one, upload.name, self.predictor.rule, options.top_k)
+            for label in one.labels:
                 self.metrics.predicted.labels(label).inc()
             if options.looked_at:
-                maps = {label: await self._heat_map(images[i], label) for label in labels}
-                is_single = isinstance(prediction, Prediction)
-                prediction.looked_at = maps[labels[0]] if is_single else maps
-            predictions.append(prediction)
-        return {"predictions": predictions}
+                maps = {label: await self._heat_map(image, label) for label in one.labels}
+                is_single = self.predictor.rule.is_single
+                answer["looked_at"] = maps[one.label] if is_single else maps
+            answers.append(answer)
+        return {"predictions": answers}
 
     async def _decode(self, uploads: Sequence[Upload]) -> list[np.ndarray]:
         """Return uploads as prepared images, (h, w, 3) uint8 each.
@@ -165,9 +144,10 @@ class Service:
             decode(upload.content, _name(upload, i), max_pixels=self.limits.max_pixels)
         )
 
-    def _check(self, uploads: Sequence[Upload], probabilities: np.ndarray) -> None:
-        """Refuse a request if some probabilities (N, K) are not finite: JSON has no NaN."""
-        wrong = np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist()
+    def _check(self, uploads: Sequence[Upload], predictions: Sequence[Prediction]) -> None:
+        """Refuse a request if some probabilities are not finite: JSON has no NaN."""
+        finite = [np.isfinite([*one.probabilities.values()]).all() for one in predictions]
+        wrong = [i for i, is_finite in enumerate(finite) if not is_finite]
         if wrong:
             what = "gives probabilities that are not finite numbers"
             log.error("%s %s", self.predictor.path, what)
@@ -176,41 +156,9 @@ class Service:
                 500, uploads, {i: f"{_name(uploads[i], i)}: {name} {what}" for i in wrong}
             )
 
-    def _prediction(
-        self, upload: Upload, probabilities: np.ndarray, decided: np.integer, top_k: int | None
-    ) -> Prediction:
-        """Return the answer for an image, from the probability of each class (K,) and the predicted class."""
-        return Prediction(
-            name=upload.name,
-            label=self.predictor.class_names[int(decided)],
-            probability=round(float(probabilities[decided]), DIGITS),
-            probabilities=self._best(probabilities, top_k),
-        )
-
-    def _labels(
-        self, upload: Upload, probabilities: np.ndarray, decided: np.ndarray, top_k: int | None
-    ) -> LabelsPrediction:
-        """Return the answer for an image, from the probability of each label and whether it is predicted, (K,) each."""
-        names = self.predictor.class_names
-        thresholds = dict(zip(names, self.predictor.calibration.thresholds, strict=True))
-        best = self._best(probabilities, top_k)
-        return LabelsPrediction(
-            name=upload.name,
-            labels=[names[k] for k in np.flatnonzero(decided)],
-            probabilities=best,
-            thresholds={name: thresholds[name] for name in best},
-        )
-
-    def _best(self, probabilities: np.ndarray, top_k: int | None) -> dict[str, float]:
-        """Return the most probable classes by their names, with their probabilities (K,)."""
-        order = (-probabilities).argsort(kind="stable")[:top_k]
-        names = self.predictor.class_names
-        return {names[k]: round(float(probabilities[k]), DIGITS) for k in order}
-
-    def _classify(self, images: np.ndarray) -> np.ndarray:
-        """Return the probabilities of images (N, K), followed by their familiarity if it is known (N, K + 1)."""
-        probabilities, familiar = self.predictor.classify_familiar(images)
-        return probabilities if familiar is None else np.column_stack([probabilities, familiar])
+    def _classify(self, images: np.ndarray) -> list[Prediction]:
+        """Return the predictions for prepared images (N, h, w, 3)."""
+        return list(self.predictor.scores(images))
 
     async def _heat_map(self, image: np.ndarray, label: str) -> str | None:
         """Return the heat map of a class as a data URL; None if the network has none that is fine enough."""

@@ -383,7 +383,7 @@ def _range(info: hints.IntType | hints.FloatType) -> str:
 def settings_of(kind: type[Section], prefix: str = "") -> Mapping[str, Setting]:
     """Return the settings of a section and of the sections in it, by full name."""
     found: dict[str, Setting] = {}
-    helps = _helps_of(kind)
+    helps = helps_of(kind)
     for field in msgspec.structs.fields(kind):
         name = f"{prefix}{field.name}"
         default = field.default
@@ -411,8 +411,8 @@ def section_in(hint: Any) -> type[Section] | None:
     return next((one for one in types if issubclass(one, Section)), None)
 
 
-def _helps_of(kind: type[Section]) -> dict[str, str]:
-    """Return the help of each setting of a section: the texts of the attributes in its docstring, and of its bases."""
+def helps_of(kind: type) -> dict[str, str]:
+    """Return the texts of the attributes in the docstring of a class such as a section, and of its bases."""
     helps: dict[str, str] = {}
     for base in kind.__mro__:
         _, _, attributes = (base.__doc__ or "").partition("\n    Attributes:\n")

@@ -21,6 +21,9 @@ Calibration, fitted on the validation split:
 - `calibration`: probabilities and decisions from logits: a temperature, or a scale and a bias of each label.
 - `threshold`: the decision threshold for two classes, and those of several labels.
 - `prediction_sets`: sets of classes that have the true one for a share of the images.
+- `prediction`: the prediction for an image, with its columns. `prediction_files` writes predictions.csv and
+  test_predictions.csv, whose rows are those of `prediction_rows`.
+- `groups`: one answer for the images of a group.
 - `finite`: checks that probabilities are finite numbers.
 
 Length of a run:

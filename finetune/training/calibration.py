@@ -184,10 +184,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         scores = set_scores(probabilities, self.label_kind)
         return scores <= probabilities.new_tensor(limits) + _ROUNDING
 
-    def sets(self, probabilities: Tensor) -> list[list[int]] | None:
-        """Return the prediction set of each image, the most probable class first; None without a coverage."""
-        if self.coverage is None:
-            return None
+    def sets(self, probabilities: Tensor) -> list[list[int]]:
+        """Return the prediction set of each image, the most probable class first."""
         orders = probabilities.argsort(dim=1, descending=True, stable=True).tolist()
         rows = zip(orders, self.in_sets(probabilities).tolist(), strict=True)
         return [[k for k in order if is_in[k]] for order, is_in in rows]

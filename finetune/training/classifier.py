@@ -20,14 +20,13 @@ from finetune.data.class_weights import (
 )
 from finetune.data.samplers import run_seed
 from finetune.data.samples import Samples
-from finetune.distributed.collectives import gather_on_rank_zero
 from finetune.distributed.global_loss import GlobalLoss, set_ddp_arguments, zero_loss
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.features.familiarity import (
     BELOW,
     Familiarity,
+    logits_and_familiarity,
     read_familiarity,
-    recorded_features,
 )
 from finetune.models import stages
 from finetune.models.image_classifier import build_image_classifier
@@ -53,6 +52,7 @@ from finetune.training.optimizers import (
     scale_learning_rates,
 )
 from finetune.training.outputs import Collector, Outputs
+from finetune.training.prediction import DecisionRule, Scores
 from finetune.training.task import Task
 from finetune.training.threshold import Aim
 
@@ -164,13 +164,14 @@ class Classifier(pl.LightningModule):
         self.aim: Aim | None = None
         # the share that prediction sets are to cover in test and predict; None for no sets
         self.coverage: float | None = None
+        self.abstain_below = 0.0  # of `DecisionRule`, in predict
+        self.none_below = 0.0
         # of a checkpoint that is evaluated, and of a solved head
         self.familiarity: Familiarity | None = None
         self.calibration: Calibration = self.task.uncalibrated()  # of the current weights
         # value of the monitored metric before training; None if it is not measured
         self.start_score: float | None = None
         self._collector = Collector()
-        self._familiar: list[Tensor] = []  # of each batch, (B,)
         # of the last evaluation outside of a fit: the outputs, on rank 0; and of each the tables behind its metrics
         self.outputs: Outputs | None = None
         self.groups: Groups | None = None  # of these images, if they have groups
@@ -275,15 +276,12 @@ class Classifier(pl.LightningModule):
     def on_validation_epoch_start(self) -> None:
         self._collector = Collector()
         self.groups = None
-        self._familiar = []
 
     on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         logits, familiar = self._logits(batch)
-        self._collector.add(batch, logits)
-        if familiar is not None:
-            self._familiar.append(familiar)
+        self._collector.add(batch, logits, familiar)
         # in a fit the loss is checked, without waiting for the device
         if self.trainer.state.fn != "fit":
             p = self.calibration.probabilities(logits)
@@ -291,36 +289,32 @@ class Classifier(pl.LightningModule):
 
     test_step = validation_step
 
-    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        """Return `index` (B,), `probabilities` (B, K), `class`, `set`, `familiar` and `bad` [(index, error)].
-
-        `class` is the index of the predicted class (B,); of several labels whether each is predicted, (B, K) bool.
-        `set` has the classes of the prediction set of each image; it is None without a coverage. `familiar` is the
-        familiarity of each image (B,); None if it is not known.
-        """
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> Scores:
+        """Return the scores of the images that could be decoded; iterate over them for a `Prediction` of each."""
         logits, familiar = self._logits(batch)
         p = self.calibration.probabilities(logits)
         check_evaluated(p, batch["index"], self.trainer)
         if self._with_groups("predict") is not None:
             self._collector.add(batch, logits)
-        return {
-            "index": batch["index"],
-            "probabilities": p,
-            "class": self.calibration.decide(p),
-            "set": self.calibration.sets(p),
-            "familiar": familiar,
-            "bad": batch["bad"],
-        }
+        return Scores(self.rule, p.cpu(), familiar.cpu(), batch["index"].tolist())
 
-    def _logits(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """Return the logits of a batch in an evaluation (B, K), and the familiarity of its images (B,), if known."""
+    @property
+    def rule(self) -> DecisionRule:
+        """How the current weights predict."""
+        return DecisionRule(
+            self.class_names,
+            self.calibration,
+            self.familiarity,
+            self.abstain_below,
+            self.none_below,
+        )
+
+    def _logits(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return the logits of a batch in an evaluation (B, K), and the familiarity of its images (B,), or empty."""
         if not len(batch["image"]):
-            return torch.empty(0, len(self.class_names), device=self.device), None
-        if self.familiarity is None or self.trainer.state.fn == "fit":
-            return self(batch["image"]), None
-        with recorded_features(stages.head(self.network)) as features:
-            logits = self(batch["image"])
-        return logits, self.familiarity.of(features[0])
+            return torch.empty(0, len(self.class_names), device=self.device), torch.empty(0)
+        familiarity = None if self.trainer.state.fn == "fit" else self.familiarity
+        return logits_and_familiarity(self, batch["image"], self.network, familiarity)
 
     def on_validation_epoch_end(self) -> None:
         self._end_evaluation("val")
@@ -365,17 +359,15 @@ class Classifier(pl.LightningModule):
                 )
             if is_test and self.coverage is not None:
                 found[1]["sets"] = measure_sets(outputs, self.calibration)
+            if len(outputs.familiar):
+                unfamiliar = (outputs.familiar < BELOW).double().mean()
+                found[1]["unfamiliar"] = float(unfamiliar)
             if is_fit:
                 fitted = Calibration.fit(outputs.logits, outputs.labels, self.aim)
         found, fitted = self.trainer.strategy.broadcast((found, fitted))
         if found is None:
             raise ValueError(undecodable(split))
         values, self.counts = found
-        if self.familiarity is not None and not is_fit:
-            of_ranks = gather_on_rank_zero(self._familiar, self.trainer)
-            if self.trainer.is_global_zero:  # the other ranks have their own images only
-                familiar = torch.cat([one for own in of_ranks for one in own])
-                self.counts["unfamiliar"] = float((familiar < BELOW).double().mean())
         # as values of 4 bytes, in any precision of the network
         floats = {name: torch.tensor(v, dtype=torch.float32) for name, v in values.items()}
         self.log_dict({f"{split}/{name}": value for name, value in floats.items()})

@@ -22,6 +22,8 @@ from finetune.training.loss import precise
 # Measured bytes of a logit, with its label and what is computed of it in float64; and of a pair of classes in a table.
 _BYTES: dict[LabelKind, int] = {"single": 16, "several": 76}
 _OF_PAIR: dict[LabelKind, int] = {"single": 2 * 8, "several": 3 * 8}
+_UNKNOWN = torch.empty(0)
+_Batch = tuple[Tensor, ...]  # index, logits, labels and familiarity
 _OPTIONS = {"val": "--trainer.limit_val_batches", "test": "--trainer.limit_test_batches"}
 
 
@@ -34,35 +36,37 @@ class Outputs:
         logits: (N, K), float32 or float64, on the CPU.
         labels: Class indices (N,), or whether each image has each label (N, K).
         bad: Index and error of each image that could not be decoded, by index.
+        familiar: The familiarity of each image, (N,); empty if it is not known.
     """
 
     index: Tensor
     logits: Tensor
     labels: Tensor
     bad: list[tuple[int, str]]
+    familiar: Tensor = _UNKNOWN
 
 
 class Collector:
     """Collects the outputs of the batches of this rank."""
 
     def __init__(self) -> None:
-        # index, logits and labels of each
-        self._batches: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._batches: list[_Batch] = []
         self._bad: list[tuple[int, str]] = []
 
-    def add(self, batch: Mapping[str, Any], logits: Tensor) -> None:
+    def add(self, batch: Mapping[str, Any], logits: Tensor, familiar: Tensor = _UNKNOWN) -> None:
         """Add a batch.
 
         Args:
             batch: A batch of `Collate`.
             logits: (B, K).
+            familiar: The familiarity of the images, (B,); empty if it is not known.
         """
         self._bad += batch["bad"]
         if not len(logits):
             return
         # A device has finished the batch before this one. To copy this one now would be to wait for the device.
         self._batches[-1:] = [_on_cpu(last) for last in self._batches[-1:]]
-        self._batches.append((batch["index"], precise(logits.detach()), batch["label"]))
+        self._batches.append((batch["index"], precise(logits.detach()), batch["label"], familiar))
 
     def gather(self, trainer: Any) -> Outputs | None:
         """Return the outputs of all ranks on rank 0, None on the others. Every rank must call this at the same point.
@@ -77,18 +81,17 @@ class Collector:
         """Return the outputs of this rank."""
         return _joined([self._own()])
 
-    def _own(self) -> tuple[list[tuple[Tensor, Tensor, Tensor]], list[tuple[int, str]]]:
+    def _own(self) -> tuple[list[_Batch], list[tuple[int, str]]]:
         self._batches[-1:] = [_on_cpu(last) for last in self._batches[-1:]]
         return self._batches, self._bad
 
 
-def _on_cpu(batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    index, logits, labels = batch
-    return index.cpu(), logits.cpu(), labels.cpu()
+def _on_cpu(batch: _Batch) -> _Batch:
+    return tuple(column.cpu() for column in batch)
 
 
-def _joined(of_ranks: Iterable[tuple[list[tuple[Tensor, Tensor, Tensor]], list[Any]]]) -> Outputs:
-    batches: list[tuple[Tensor, Tensor, Tensor]] = []
+def _joined(of_ranks: Iterable[tuple[list[_Batch], list[Any]]]) -> Outputs:
+    batches: list[_Batch] = []
     bad: list[tuple[int, str]] = []
     for own, own_bad in of_ranks:
         batches += own
@@ -97,9 +100,10 @@ def _joined(of_ranks: Iterable[tuple[list[tuple[Tensor, Tensor, Tensor]], list[A
     if not batches:
         none = torch.empty(0)
         return Outputs(none.long(), none, none, bad)
-    index, logits, labels = (torch.cat(column) for column in zip(*batches, strict=True))
+    index, logits, labels, familiar = (torch.cat(column) for column in zip(*batches, strict=True))
     order = index.argsort(stable=True)
-    return Outputs(index[order], logits[order], labels[order], bad)
+    familiar = familiar[order] if len(familiar) else familiar
+    return Outputs(index[order], logits[order], labels[order], bad, familiar)
 
 
 @torch.no_grad()

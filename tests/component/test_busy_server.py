@@ -23,21 +23,21 @@ def predictor(fitted_runs):
 class Held:
     """Lets the network of a service wait, and records its batches."""
 
-    def __init__(self, classify) -> None:
+    def __init__(self, scores) -> None:
         self.may_go = threading.Event()
         self.sizes = []
-        self.classify = classify
+        self.scores = scores
 
     def __call__(self, images):
         assert self.may_go.wait(20)
         self.sizes.append(len(images))
-        return self.classify(images)
+        return self.scores(images)
 
 
 @pytest.fixture
 def held(predictor, monkeypatch):
-    held = Held(predictor.classify_familiar)
-    monkeypatch.setattr(predictor, "classify_familiar", held)
+    held = Held(predictor.scores)
+    monkeypatch.setattr(predictor, "scores", held)
     return held
 
 

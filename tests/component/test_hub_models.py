@@ -14,13 +14,13 @@ from hub_server import TOKEN, Fault, HubServer, Repository, hub_server
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from hypothesis import example, given
 from hypothesis import strategies as st
+from probabilities import probabilities
 from promise import promise
 from small_fits import write_checkpoints
 from timm.models import save_for_hf
 
 from finetune import load
 from finetune.data.decode import decode
-from finetune.inference.predictor import Predictor
 from finetune.models import hub
 from finetune.models.hub import cached_model, download_model, parse_hub_address
 from finetune.models.timm_networks import backbone_of
@@ -229,8 +229,8 @@ def test_predict_and_load_take_an_uploaded_model(colours, checkpoint, server, cl
     np.testing.assert_allclose(*numbers, rtol=0, atol=1e-5)
     images = [decode(path) for path in sorted((colours / "test").glob("*/*"))[::5]]
     predictions = load(ADDRESS, device="cpu").predict(images)
-    probabilities = [list(one.probabilities.values()) for one in predictions]
-    np.testing.assert_allclose(probabilities, Predictor(checkpoint)(images), rtol=0, atol=1e-5)
+    own = [list(one.probabilities.values()) for one in predictions]
+    np.testing.assert_allclose(own, probabilities(checkpoint, images), rtol=0, atol=1e-5)
 
 
 @promise("no-code")

@@ -28,11 +28,10 @@ def test_the_description_is_valid_and_has_the_fields_of_answers(clients, kind):
     description = client.get("/openapi.json").json()
     validate(description)
     schemas = description["components"]["schemas"]
-    prediction = schemas["Prediction" if kind == "single" else "LabelsPrediction"]
+    prediction = schemas["Prediction"]
     answer = client.post("/predict?looked_at=true", content=image_bytes()).json()
-    assert answer["predictions"][0].keys() | {"set"} == prediction["properties"].keys()
-    optional = {"looked_at", "familiar"}
-    assert {*prediction["required"]} == answer["predictions"][0].keys() - optional
+    assert answer["predictions"][0].keys() == prediction["properties"].keys()
+    assert {*prediction["required"]} == answer["predictions"][0].keys() - {"looked_at"}
     error = client.post("/predict", content=b"text").json()
     assert error.keys() == schemas["Error"]["properties"].keys()
 

@@ -24,18 +24,30 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from finetune.data.targets import ClassIndex, MultiHot
-from finetune.runs import predictions
 from finetune.runs.folder import Run
-from finetune.runs.prediction_rows import Rows, predicted
-from finetune.runs.predictions import AnswersWriter, PredictionWriter
 from finetune.runs.predictions_table import Predictions
+from finetune.training import prediction_files
 from finetune.training.calibration import Calibration
 from finetune.training.outputs import Outputs
-from finetune.training.task import Task
+from finetune.training.prediction import DecisionRule, Scores
+from finetune.training.prediction_files import AnswersWriter, PredictionWriter
+from finetune.training.prediction_rows import Rows
 
 pytestmark = QUIET
 NAMES = ["hot dog", 'the "other", one', "größe", "=1+1"]  # as folders may be called
 THRESHOLDS = (0.6, 0.3, 0.5, 0.2)
+
+
+def rule(
+    names: list[str] = NAMES, thresholds: tuple[float, ...] = (), **options: float
+) -> DecisionRule:
+    calibration = Calibration.unfitted("several" if thresholds else "single", len(names))
+    calibration = msgspec.structs.replace(calibration, thresholds=thresholds)
+    return DecisionRule(names, calibration, **options)
+
+
+def scores(rule: DecisionRule, p: Tensor, index: list[int] | None = None) -> Scores:
+    return Scores(rule, p, torch.empty(0), index)
 
 
 class Network(pl.LightningModule):
@@ -49,50 +61,49 @@ class Network(pl.LightningModule):
         bad: Mapping[int, str] | None = None,
     ) -> None:
         super().__init__()
-        self.coverage = None
-        self.familiarity = None
+        self.groups = None
         self.given = probabilities
-        self.class_names = names
-        self.task = Task("several" if thresholds else "single", names)
-        num = len(names)
-        self.calibration = Calibration.unfitted(self.task.label_kind, num)
-        self.calibration = msgspec.structs.replace(self.calibration, thresholds=thresholds)
+        self.rule = rule(names, thresholds)
         self.decided = probabilities.argmax(1)
         if thresholds:
             self.decided = probabilities >= torch.tensor(thresholds)
-        self.bad = bad or {}
-        index = torch.tensor([i for i in range(len(probabilities)) if i not in self.bad])
+        bad = bad or {}
+        index = torch.tensor([i for i in range(len(probabilities)) if i not in bad])
         logits = probabilities.logit() if thresholds else probabilities.log()
-        bad_images = sorted(self.bad.items())
-        self.outputs = Outputs(index.long(), logits[index.long()], torch.empty(0), bad_images)
+        self.outputs = Outputs(
+            index.long(), logits[index.long()], torch.empty(0), sorted(bad.items())
+        )
 
-    def predict_step(self, batch: Tensor, _: int) -> dict[str, Any]:
-        good = [i for i in batch.tolist() if i not in self.bad]
-        return {
-            "index": torch.tensor(good, dtype=torch.int64),
-            "probabilities": self.given[good],
-            "class": self.decided[good],
-            "set": None,
-            "familiar": None,
-            "bad": [(i, self.bad[i]) for i in batch.tolist() if i in self.bad],
-        }
+    def predict_step(self, batch: dict[str, Any], _: int) -> Scores:
+        return scores(self.rule, self.given[batch["index"]], batch["index"])
 
-    def test_step(self, batch: Tensor, _: int) -> None:
+    def test_step(self, batch: dict[str, Any], _: int) -> None:
         pass
 
 
 class Images(pl.LightningDataModule):
     """Images that are nowhere, by their paths and targets."""
 
-    def __init__(self, paths: list[str], targets: ClassIndex | MultiHot | None = None) -> None:
+    def __init__(
+        self,
+        paths: list[str],
+        targets: ClassIndex | MultiHot | None = None,
+        bad: Mapping[int, str] | None = None,
+    ) -> None:
         super().__init__()
+        self.bad = bad or {}
         samples = replace(nowhere(len(paths)), paths=paths)
         self.splits = {"predict": samples}
         if targets is not None:
             self.splits["test"] = replace(samples, targets=targets)
 
     def predict_dataloader(self) -> DataLoader:
-        return DataLoader(range(len(self.splits["predict"])), batch_size=3)
+        indices = range(len(self.splits["predict"]))
+        return DataLoader(indices, batch_size=3, collate_fn=self.collate)
+
+    def collate(self, indices: list[int]) -> dict[str, Any]:
+        good = [i for i in indices if i not in self.bad]
+        return {"index": good, "bad": [(i, self.bad[i]) for i in indices if i in self.bad]}
 
     test_dataloader = predict_dataloader
 
@@ -109,12 +120,13 @@ def predict(
     names: list[str] = NAMES,
     thresholds: tuple[float, ...] = (),
     bad: Mapping[int, str] | None = None,
-    **options: Any,
+    output: str | None = None,
 ) -> Path:
     paths = paths or [f"{i}.png" for i in range(len(probabilities))]
-    writer = PredictionWriter(run, **options)
     network = Network(probabilities, names, thresholds, bad)
-    trainer(run.root, writer).predict(network, Images(paths), return_predictions=False)
+    writer = PredictionWriter(run, Rows(network.rule), output)
+    images = Images(paths, bad=bad)
+    trainer(run.root, writer).predict(network, images, return_predictions=False)
     return writer.target if run.path else Path()
 
 
@@ -140,7 +152,7 @@ LABELS = st.text(
 
 
 def write_damaged_images_last(monkeypatch):
-    monkeypatch.setattr(predictions, "merge", lambda good, bad, key: chain(good, bad))
+    monkeypatch.setattr(prediction_files, "merge", lambda good, bad, key: chain(good, bad))
 
 
 @promise("each-image-once", controls=[write_damaged_images_last])
@@ -211,8 +223,8 @@ def test_test_predictions_of_very_many_classes_have_the_best_five(tmp_path):
 @given(top_k=st.integers(1, 4), values=st.lists(st.integers(0, 3), min_size=4, max_size=4))
 def test_top_k_has_the_most_probable_classes_best_first(top_k, values):
     p = torch.tensor([values], dtype=torch.float64) / 10
-    (one,) = predicted(["x.png"], p, p.argmax(1))
-    row = Rows(NAMES, top_k=top_k).cells(one)
+    (one,) = scores(rule(), p)
+    row = Rows(rule(), top_k=top_k).cells(one)
     # of equal ones the first
     best = sorted(zip(p[0].tolist(), NAMES, strict=True), key=lambda pair: -pair[0])[:top_k]
     keys = [("probability", "class")]
@@ -223,23 +235,23 @@ def test_top_k_has_the_most_probable_classes_best_first(top_k, values):
 @given(limit=st.floats(0, 1), top_k=st.sampled_from([None, 2]))
 def test_abstain_below_says_unsure_and_keeps_the_numbers(limit, top_k):
     p = drawn(9)
-    decided = p.argmax(1)
-    decided[0] = 2  # as a threshold may say
-    sure = Rows(NAMES, top_k=top_k)
-    rows = Rows(NAMES, top_k=top_k, abstain_below=limit)
-    for i, one in enumerate(predicted([f"{i}.png" for i in range(9)], p, decided)):
-        row = rows.cells(one)
-        other = sure.cells(one)
-        is_unsure = float(p[i, decided[i]]) < limit
-        assert row == (other | {"class": "unsure"} if is_unsure else other)
-        assert other["class"] == NAMES[int(decided[i])]
+    plain = rule()
+    careful = rule(abstain_below=limit)
+    rows = Rows(plain, top_k=top_k)
+    both = zip(scores(plain, p), scores(careful, p), strict=True)
+    for i, (sure, one) in enumerate(both):
+        is_unsure = float(p[i].max()) < limit
+        other = rows.cells(sure)
+        assert rows.cells(one) == (other | {"class": "unsure"} if is_unsure else other)
+        assert sure.label == one.labels[0] == NAMES[int(p[i].argmax())]
 
 
-def test_abstain_below_with_a_class_called_unsure_is_refused(run):
+def test_abstain_below_with_a_class_called_unsure_is_refused():
     names = ["sure", "unsure"]
     with pytest.raises(ValueError, match="unsure"):
-        predict(run, drawn(2, 2), names=names, abstain_below=0.9)
-    assert {row["class"] for row in read(predict(run, drawn(2, 2), names=names))} <= {*names}
+        rule(names, abstain_below=0.9)
+    (one,) = scores(rule(names), torch.tensor([[0.4, 0.6]]))
+    assert one.label == "unsure" and not one.unsure
 
 
 def test_predicted_labels_are_those_above_their_thresholds(run, capsys):

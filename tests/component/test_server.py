@@ -11,6 +11,7 @@ import zlib
 
 import numpy as np
 import pytest
+from probabilities import probabilities
 from prometheus_client.parser import text_string_to_metric_families
 from services import LIMITS, client_of, image_bytes
 
@@ -49,15 +50,15 @@ def test_predict_answers_each_image_of_a_form_as_the_predictor(client, predictor
     kinds = ((0, (40, 60), "PNG"), (1, (90, 33), "JPEG"), (2, (8, 8), "WEBP"))
     contents = [image_bytes(*kind) for kind in kinds]
     predictions = client.post("/predict", files=files(*contents)).json()["predictions"]
-    expected = predictor([decode(content) for content in contents])
+    expected = probabilities(predictor, [decode(content) for content in contents])
     assert [each["name"] for each in predictions] == ["0.png", "1.png", "2.png"]
-    for prediction, probabilities in zip(predictions, expected, strict=True):
+    for prediction, p in zip(predictions, expected, strict=True):
         found = prediction["probabilities"]
         assert list(found.values()) == sorted(found.values(), reverse=True)
         # seven digits, other neighbours
         by_class = [found[name] for name in predictor.class_names]
-        np.testing.assert_allclose(by_class, probabilities, rtol=0, atol=2e-6)
-        assert prediction["label"] == predictor.class_names[probabilities.argmax()]
+        np.testing.assert_allclose(by_class, p, rtol=0, atol=2e-6)
+        assert prediction["label"] == predictor.class_names[p.argmax()]
         assert prediction["probability"] == found[prediction["label"]]
     alone = one(client.post("/predict", content=contents[1]))
     assert alone["name"] == "" and abs(alone["probability"] - predictions[1]["probability"]) < 2e-6
@@ -170,14 +171,14 @@ def test_a_bad_image_is_named_and_fails_its_own_request(client):
 def test_probabilities_that_are_not_numbers_fail_their_own_request(
     client, service, monkeypatch, caplog
 ):
-    classify = service.predictor.classify_familiar
+    scores = service.predictor.scores
 
     def black_is_lost(images):
-        probabilities, familiar = classify(images)
-        probabilities[(images == 0).all(axis=(1, 2, 3))] = np.nan
-        return probabilities, familiar
+        found = scores(images)
+        found.probabilities[(images == 0).all(axis=(1, 2, 3))] = np.nan
+        return found
 
-    monkeypatch.setattr(service.predictor, "classify_familiar", black_is_lost)
+    monkeypatch.setattr(service.predictor, "scores", black_is_lost)
     black = bytes.fromhex("424d3a0000000000000036000000280000000100000001000000010018")
     black = black.ljust(58, b"\0")  # a BMP of one pixel
     answer = client.post("/predict", files=files(image_bytes(), black))
@@ -189,7 +190,7 @@ def test_probabilities_that_are_not_numbers_fail_their_own_request(
 
 
 def test_a_fault_of_ours_is_reported_without_its_inside_and_counted(client, service, monkeypatch):
-    monkeypatch.setattr(service.predictor, "classify_familiar", lambda images: 1 / 0)
+    monkeypatch.setattr(service.predictor, "scores", lambda images: 1 / 0)
     answer = client.post("/predict", content=image_bytes())
     assert answer.status_code == 500 and answer.json()["error"] and "division" not in answer.text
     monkeypatch.undo()

@@ -12,12 +12,12 @@ import faults
 import numpy as np
 import pytest
 from colours import QUICKEST, draw_colours
+from probabilities import probabilities
 from processes import Process, left_after, start_script
 from promise import promise
 from stopped_fits import differing, state
 
 from finetune.data.decode import decode
-from finetune.inference.predictor import Predictor
 from finetune.runs.folder import versions
 
 FIT = ["fit", "data", *QUICKEST, "--resume", "--epochs", 2, "--checkpoint_every_n_steps", 3]
@@ -69,7 +69,7 @@ def result(folder: Path, command: str) -> dict[str, Any]:
         return {"answers": (folder / "answers.csv").read_bytes(), "left": left}
     if command == "export":
         image = decode(sorted((folder / "data/test").rglob("*.png"))[0])
-        return {"p": Predictor(folder / "model.safetensors")([image]).tolist(), "left": left}
+        return {"p": probabilities(folder / "model.safetensors", [image]).tolist(), "left": left}
     of_all = versions(folder / "runs", "fit")
     made = [run for run in of_all if (run / "checkpoints/best.ckpt").exists()]
     assert len(made) == 1, "one run, and what ended before its first checkpoint"

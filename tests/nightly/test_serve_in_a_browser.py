@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from browser import needs_browser
+from probabilities import probabilities
 from services import LIMITS, image_bytes
 
 from finetune.data.decode import decode
@@ -67,7 +68,7 @@ def predicted(label: str, probabilities: dict[str, float]) -> dict:
 def test_an_image_that_is_dropped_or_pasted_gets_its_verdict(page, predictor, event):
     give(page, image_bytes(), event=event)
     wait_for(page, ".result")
-    best = predictor.class_names[int(predictor([decode(image_bytes())])[0].argmax())]
+    best = predictor.class_names[int(probabilities(predictor, [decode(image_bytes())])[0].argmax())]
     result = page.locator(".result")
     assert result.locator(".verdict").inner_text() == best
     assert result.locator(".bars span").count() == 2 * 2  # the other two of three classes

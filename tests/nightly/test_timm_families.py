@@ -11,6 +11,7 @@ import timm
 import torch
 from colours import QUICK
 from device_scenarios import TIMM
+from probabilities import probabilities
 from processes import launch
 from promise import promise
 from pytorch_lightning.callbacks import LambdaCallback
@@ -21,7 +22,6 @@ from small_timm import FAMILIES
 from finetune import Classifier
 from finetune.data.decode import decode
 from finetune.features import linear_probe
-from finetune.inference.predictor import Predictor
 from finetune.models.stages import head, head_name
 from finetune.models.timm_networks import timm_name
 
@@ -157,7 +157,9 @@ def test_a_checkpoint_of_each_family_predicts_without_the_hub(
     cli("predict", folder, colours / "test", "--output", "out.csv", "--data.num_workers", "0")
     with open("out.csv") as file:
         rows = list(csv.DictReader(file))[:3]
-    expected = Predictor(folder / "checkpoints/best.ckpt")([decode(row["path"]) for row in rows])
+    expected = probabilities(
+        folder / "checkpoints/best.ckpt", [decode(row["path"]) for row in rows]
+    )
     reported = [
         [float(value) for name, value in row.items() if name.startswith("p_")] for row in rows
     ]

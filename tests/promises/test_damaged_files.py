@@ -30,6 +30,7 @@ from mutated_files import (
 )
 from promise import control, promise
 
+from finetune import load
 from finetune.cli import run as run_command
 from finetune.commands.error_lines import one_line
 from finetune.commands.export import export
@@ -39,7 +40,6 @@ from finetune.data.corrections import CorrectionsFile, read_corrections
 from finetune.data.datasets.download import fetch_archive
 from finetune.data.datasets.scan import scan
 from finetune.data.faults import refuse_faults
-from finetune.inference.predictor import Predictor
 from finetune.models.weight_files import read_file
 from finetune.runs import run_lock
 from finetune.settings.all_commands import (
@@ -71,7 +71,7 @@ class Kind:
 
 
 def predict(path: Path) -> None:
-    Predictor(path)([_IMAGE])
+    load(path).predict(_IMAGE)
 
 
 def list_rows(path: Path) -> None:

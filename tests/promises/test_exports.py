@@ -16,6 +16,7 @@ import pytest
 import torch
 from colours import QUICKEST
 from PIL import Image
+from probabilities import probabilities
 from promise import control, promise
 from small_fits import scramble
 
@@ -193,7 +194,7 @@ def of_the_guide(exported, tmp_path) -> Path:
 def assert_is_predicted(checkpoint: Path, folder: Path, command: list[str]) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     predictor = Predictor(checkpoint)
-    (own,) = predictor([decode(str(folder / "image.png"))])
+    (own,) = probabilities(predictor, [decode(str(folder / "image.png"))])
     assert done.returncode == 0, done.stderr
     name, probability = done.stdout.split()
     assert name == predictor.class_names[own.argmax()]
@@ -223,8 +224,8 @@ def test_onnxruntime_alone_predicts_from_an_exported_file(checkpoint, exported, 
     predictor = Predictor(checkpoint)
     images = [decode(str(path)) for path in sorted((colours / "test").rglob("*.png"))]
     prepared = np.stack([predictor.prepare(image) for image in images])
-    probabilities, logits = session.run(None, {"images": prepared})
-    np.testing.assert_allclose(probabilities, predictor(images), rtol=0, atol=1e-5)
+    found, logits = session.run(None, {"images": prepared})
+    np.testing.assert_allclose(found, predictor.classify(prepared), rtol=0, atol=1e-5)
     with torch.no_grad():
         own = predictor.model(torch.from_numpy(prepared).permute(0, 3, 1, 2))
     # without the temperature

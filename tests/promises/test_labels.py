@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from colours import QUICKEST, draw_colours
 from labelled_files import LABELS, draw_labelled
+from probabilities import probabilities
 from promise import control, promise
 from scenario_results import distance
 from small_fits import fit
@@ -18,7 +19,6 @@ from tiers import sweep
 from torch import Tensor, nn
 
 from finetune import Classifier, ImageFolderData
-from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.training.calibration import Calibration, read_calibration
 from finetune.training.threshold import Choice
@@ -271,25 +271,28 @@ def test_a_checkpoint_predicts_by_the_calibration_of_its_own_validation_images(f
         assert found.temperature == pytest.approx(expected.temperature, rel=1e-4)
     else:
         assert found.scale == pytest.approx(expected.scale, rel=2e-2)
-    predictor = Predictor(path)
     samples = images.splits["test"]
     shown = [samples.read(i) for i in range(12)]
-    p = predictor(shown)
+    p = probabilities(path, shown)
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
     (output, *_) = trainer.predict(model, images.loader("test"))
-    np.testing.assert_allclose(p, output["probabilities"], atol=1e-6)
-    np.testing.assert_array_equal(predictor.decide(p), output["class"])
+    found_p = [[*one.probabilities.values()] for one in output]
+    np.testing.assert_allclose(p, found_p, atol=1e-6)
+    decided = model.calibration.decide(torch.from_numpy(p))
+    has_label = decided if kind == "several" else torch.eye(p.shape[1])[decided]
+    assert [one.labels for one in output] == [
+        tuple(name for name, has in zip(images.class_names, row, strict=True) if has)
+        for row in has_label
+    ]
     tested = trainer.test(model, datamodule=images, verbose=False)[0]
     before = tested["test/calibration_error_before_scaling"]
     assert tested["test/calibration_error"] != before
     if kind == "single":  # decided by the threshold of green
         is_green = p[:, 1] >= found.thresholds[0]
-        assert [images.class_names[k] for k in predictor.decide(p)] == [
-            images.class_names[int(each)] for each in is_green
-        ]
+        assert [one.label for one in output] == [images.class_names[int(each)] for each in is_green]
     else:
         assert {f"test/average_precision/{name}" for name in images.class_names} <= tested.keys()
-        assert (predictor.decide(p) == (p >= np.array(found.thresholds))).all()
+        assert (decided.numpy() == (p >= np.array(found.thresholds))).all()
 
 
 def test_weights_that_moved_since_the_validation_have_no_calibration(place, tmp_path):

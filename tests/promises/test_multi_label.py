@@ -144,11 +144,11 @@ def test_the_service_says_the_same(checkpoint, expected, monkeypatch):
         model = client.get("/model").json()
         assert model["label_kind"] == "several"
         assert model["thresholds"] == dict(zip(LABELS, THRESHOLDS, strict=True))
-        api = client.get("/openapi.json").json()["components"]["schemas"]["LabelsPrediction"]
+        api = client.get("/openapi.json").json()["components"]["schemas"]["Prediction"]
         for path, (p, labels) in expected.items():
             answer = client.post("/predict?looked_at=true", content=Path(path).read_bytes())
             (prediction,) = answer.json()["predictions"]
-            assert prediction.keys() | {"set"} == api["properties"].keys()
+            assert prediction.keys() == api["properties"].keys()
             assert prediction["labels"] == labels
             found = [prediction["probabilities"][name] for name in LABELS]
             assert found == pytest.approx(p, abs=1e-6)

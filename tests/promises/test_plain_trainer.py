@@ -97,7 +97,7 @@ def test_a_lightning_cli_of_a_users_own_predicts_as_the_command(
         str(colours), image_size=28, num_workers=0, predict=str(colours / "test")
     )
     batches = run.trainer.predict(run.model, images, ckpt_path=path)
-    own = torch.cat([batch["probabilities"] for batch in batches]).tolist()
+    own = [[*one.probabilities.values()] for batch in batches for one in batch]
     cpu = ("--trainer.accelerator", "cpu", "--workers", 0, "--precision", "32-true")
     cli("predict", path, colours / "test", *cpu, "--out", "found.csv")
     with open("found.csv", encoding="utf-8") as file:

@@ -86,6 +86,8 @@ def test_predict_serve_and_python_know_which_images_are_unfamiliar(images, cli, 
         for path, value in list(zip(paths, found, strict=True))[::7]:
             (one,) = client.post("/predict", content=Path(path).read_bytes()).json()["predictions"]
             assert one["familiar"] == pytest.approx(value, abs=1e-6)
+    tested = [float(row["familiar"]) for row in rows(run / "test_predictions.csv")]
+    assert tested == pytest.approx(found[:24], abs=1e-6)
     unfamiliar = json.loads((run / "test.json").read_text())["unfamiliar"]
     assert unfamiliar == pytest.approx(np.mean(np.array(found[:24]) < 0.05))
     assert "unlike the training images" in (run / "report.html").read_text()

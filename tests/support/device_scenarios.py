@@ -41,9 +41,10 @@ from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.inference.tta import AverageFlip
 from finetune.models.stages import batch_norms, head_name
 from finetune.runs.folder import Run
-from finetune.runs.predictions import PredictionWriter
 from finetune.training.loss import target_of
 from finetune.training.lr_schedulers import WarmupCosine
+from finetune.training.prediction_files import PredictionWriter
+from finetune.training.prediction_rows import Rows
 from finetune.training.threshold import parse_aim
 
 _given = sys.argv[1:4] if __name__ == "__main__" else ["", "", "1"]
@@ -340,7 +341,8 @@ def evaluated(number: int, name: str, callbacks: Any = (), **more: Any) -> dict[
     test.test(model, datamodule=data, verbose=False)
     metrics = {key: float(value) for key, value in test.callback_metrics.items()}
     data = ImageFolderData(predict=str(root / "test"), **options)
-    writer = PredictionWriter(Run(OUT, "predict", path=OUT), output=str(OUT / f"{name}.csv"))
+    run = Run(OUT, "predict", path=OUT)
+    writer = PredictionWriter(run, Rows(model.rule), str(OUT / f"{name}.csv"))
     predict = trainer(callbacks=[writer, *callbacks])
     predict.predict(model, datamodule=data, return_predictions=False)
     return {"metrics": metrics, **model.counts}

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from heapq import merge
 from operator import itemgetter
@@ -25,24 +25,25 @@ import torch.distributed as dist
 
 from finetune.data.samples import Samples
 from finetune.runs.folder import Run
-from finetune.runs.prediction_rows import Predicted, Rows, predicted
 from finetune.system.files import check_target, remove_dead, replacing
 from finetune.system.messages import WrongUsage, counted, shown
+from finetune.training.groups import Groups
+from finetune.training.outputs import Outputs
+from finetune.training.prediction import DecisionRule, Scores
+from finetune.training.prediction_rows import Answer, Rows
 
 log = logging.getLogger(__name__)
 
-FILES = {"predict": "predictions.csv", "test": "test_predictions.csv"}
-GROUP_FILE = "test_group_predictions.csv"
 _NOT_UTF8 = "surrogateescape"  # a file name that is not UTF-8 is written as its bytes
 _ROWS_AT_ONCE = 1024
 
 
 class _OfRank(NamedTuple):
-    """What rank 0 needs of a rank at the end: its counts of predictions, its number of rows, and its last row."""
+    """What rank 0 needs of a rank at the end: its counts of predictions, its number of rows, and its last image."""
 
     counts: Counter[str | None]
     num_rows: int
-    last: Predicted | None
+    last: tuple[str, Answer] | None
 
 
 def group_file(path: Path) -> Path:
@@ -56,37 +57,22 @@ class PredictionWriter(pl.Callback):
     Those of groups, if images have groups, are in another file next to it, whose name begins with `group_`.
 
     The parts are files next to the target. If writing fails, the part file of this process is not deleted, and the
-    error message names it. `prediction_rows` has all columns.
+    error message names it. `Rows` has all columns.
 
     Args:
         run: The run. `predictions.csv` is written to its folder.
+        rows: The rows to write.
         output: Another .csv file to write.
-        top_k: Write the k most probable classes and their probabilities, best first, not a column for each class.
-        abstain_below: Predict `unsure` if the predicted class is less probable than that. Probabilities are the same.
-        none_below: Predict `none` if the image is less familiar than that.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        output: str | None = None,
-        top_k: int | None = None,
-        abstain_below: float | None = None,
-        none_below: float | None = None,
-    ) -> None:
+    def __init__(self, run: Run, rows: Rows, output: str | None = None) -> None:
         if output and Path(output).suffix.lower() != ".csv":
             raise WrongUsage(f"--out {output}: predictions are a .csv")
         if output:
             check_target(output, "--out")
-        if top_k is not None and top_k < 1:
-            raise WrongUsage(f"--top_k must be at least 1, got {top_k}")
-        if abstain_below is not None and not 0 <= abstain_below <= 1:
-            raise WrongUsage(f"--abstain_below must be from 0 to 1, got {abstain_below}")
         self.run = run
+        self.rows = rows
         self.output = output
-        self.top_k = top_k
-        self.abstain_below = abstain_below or 0.0
-        self.none_below = none_below or 0.0
         self._own = _OfRank(Counter(), 0, None)
         self._part: IO[str] | None = None
         self._has_begun = False
@@ -98,7 +84,7 @@ class PredictionWriter(pl.Callback):
 
     @property
     def target(self) -> Path:
-        return Path(self.output) if self.output else self.run.file(FILES["predict"])
+        return Path(self.output) if self.output else self.run.file("predictions.csv")
 
     @property
     def place(self) -> Path:
@@ -106,22 +92,7 @@ class PredictionWriter(pl.Callback):
         return Path(os.path.realpath(self.target))
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        if pl_module.task.label_kind == "several":
-            for name in ("top_k", "abstain_below"):
-                if getattr(self, name):
-                    raise WrongUsage(
-                        f"--{name} is for one class per image, and this network predicts several labels"
-                    )
         samples: Samples = trainer.datamodule.splits["predict"]  # type: ignore[attr-defined]
-        self._rows = Rows(
-            pl_module.class_names,
-            _thresholds(pl_module),
-            top_k=self.top_k,
-            abstain_below=self.abstain_below,
-            has_groups=samples.groups is not None,
-            has_sets=pl_module.coverage is not None,
-            none_below=None if pl_module.familiarity is None else self.none_below,
-        )
         if trainer.is_global_zero:
             log.info("predicting %s", counted(len(samples), "image"))
         # Two runs that write the same target must not share part files.
@@ -130,7 +101,7 @@ class PredictionWriter(pl.Callback):
             dist.broadcast_object_list(token)
         self._token = token[0]
         self._part = self._begin(trainer) if self.is_written else io.StringIO(newline="")
-        self._csv = _csv_writer(self._part, self._rows.columns)
+        self._csv = _csv_writer(self._part, self.rows.columns)
         if trainer.is_global_zero:
             self._csv.writeheader()
 
@@ -146,27 +117,21 @@ class PredictionWriter(pl.Callback):
         return part.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8)
 
     def on_predict_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any
     ) -> None:
         samples = trainer.datamodule.splits["predict"]  # type: ignore[attr-defined]
-        indices = outputs["index"].tolist()
-        paths = [samples.paths[i] for i in indices]
-        columns = outputs["probabilities"].cpu(), outputs["class"].cpu(), outputs["set"]
-        results = predicted(paths, *columns, outputs["familiar"])
-        of_batch = dict(zip(indices, results, strict=True))
-        for i, error in outputs["bad"]:
-            of_batch[i] = Predicted(samples.paths[i], error=error)
-        in_order = sorted(of_batch.items())
+        answers = {one.index: one for one in outputs} | dict(batch["bad"])
+        in_order = [(i, answers[i]) for i in sorted(answers)]
         counts = self._own.counts
         last = self._own.last
-        for _, one in in_order:
-            counts.update(self._rows.counted(one))
-            last = one
+        for i, one in in_order:
+            counts.update(self.rows.counted(one))
+            last = (samples.paths[i], one)
         self._own = _OfRank(counts, self._own.num_rows + len(in_order), last)
         if self.is_written:
             with self._keep_part_on_error(trainer):
                 self._csv.writerows(
-                    self._rows.cells(one, group=samples.group_name(i)) for i, one in in_order
+                    _names(samples, i) | self.rows.cells(one) for i, one in in_order
                 )
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -198,11 +163,11 @@ class PredictionWriter(pl.Callback):
 
     def _write_groups(self, module: Any) -> None:
         """Write the predictions for groups, if there are any, and print a summary."""
-        groups = getattr(module, "groups", None)
-        if groups is not None:
+        if module.groups is not None:
+            groups = module.groups
             target = group_file(self.target)
-            counts = _write(target, self._rows, module, groups.samples, groups.outputs, groups)
-            print(f"{counted(len(groups.sizes), 'group')}: {self._rows.count_text(counts)}")
+            counts = _write(target, self.rows, groups.samples, groups.outputs, groups)
+            print(f"{counted(len(groups.sizes), 'group')}: {self.rows.count_text(counts)}")
             print(f"predictions of groups in {target}", flush=True)
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -227,15 +192,18 @@ class PredictionWriter(pl.Callback):
             message = f"{self.target} could not be written: {error.strerror or error}"
             raise OSError(f"{message}; the rows so far are in {parts}") from error
 
-    def _print_summary(self, counts: Counter[str | None], num_rows: int, last: Predicted) -> None:
+    def _print_summary(
+        self, counts: Counter[str | None], num_rows: int, last: tuple[str, Answer]
+    ) -> None:
+        path, one = last
         if num_rows == 1:
-            print(f"{shown(last.path)}: {self._rows.describe(last)}")
+            print(f"{shown(path)}: {self.rows.describe(one)}")
         else:
-            print(f"{num_rows:,} images: {self._rows.count_text(counts)}")
+            print(f"{num_rows:,} images: {self.rows.count_text(counts)}")
         if not self.is_written:  # a single image
-            if last.error:
-                raise ValueError(f"the image cannot be read: {last.error}")
-            if others := self._rows.others(last):
+            if isinstance(one, str):
+                raise ValueError(f"the image cannot be read: {one}")
+            if others := self.rows.others(one):
                 print(others, flush=True)
             return
         print(f"predictions in {self.target}", flush=True)
@@ -264,70 +232,64 @@ class AnswersWriter(pl.Callback):
         if not trainer.is_global_zero:
             return
         samples: Samples = trainer.datamodule.splits["test"]  # type: ignore[attr-defined]
-        groups = getattr(pl_module, "groups", None)
-        rows = Rows(
-            pl_module.class_names,
-            _thresholds(pl_module),
-            is_test=True,
-            has_groups=groups is not None,
-            has_sets=pl_module.coverage is not None,
-        )
-        _write(self.run.file(FILES["test"]), rows, pl_module, samples, pl_module.outputs)
+        groups = pl_module.groups
+        rows = Rows(pl_module.rule, is_test=True, has_groups=groups is not None)
+        target = self.run.file("test_predictions.csv")
+        _write(target, rows, samples, pl_module.outputs)
         if groups is not None:
-            target = self.run.file(GROUP_FILE)
-            _write(target, rows, pl_module, groups.samples, groups.outputs, groups)
+            target = self.run.file("test_group_predictions.csv")
+            _write(target, rows, groups.samples, groups.outputs, groups)
 
 
 def _write(
-    target: Path, rows: Rows, module: Any, samples: Samples, outputs: Any, groups: Any = None
+    target: Path, rows: Rows, samples: Samples, outputs: Outputs, groups: Groups | None = None
 ) -> Counter[str | None]:
     """Write the predictions for images, or for groups, and return what the summary counts of them.
 
     Args:
         target: The file.
         rows: Its rows.
-        module: The network.
         samples: The images, or the groups as images.
-        outputs: The `Outputs` for them.
-        groups: The `Groups`; None for images.
+        outputs: The outputs for them.
+        groups: The groups; None for images.
     """
+    rule = rows.rule if groups is None else rows.rule.of_groups()
     counts: Counter[str | None] = Counter()
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
         replacing(target) as temporary,
         temporary.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8) as file,
     ):
-        writer = _csv_writer(file, rows.columns if groups is None else rows.group_columns)
-        writer.writeheader()
-        bad = ((i, Predicted(samples.paths[i], error=error)) for i, error in outputs.bad)
-        for i, one in merge(_evaluated(module, samples, outputs), bad, key=itemgetter(0)):
-            of_one: Any = samples.targets[i]
-            true = [of_one] if isinstance(of_one, int) else np.flatnonzero(of_one).tolist()
-            num_images = 1
+        table = _csv_writer(file, rows.columns if groups is None else rows.group_columns)
+        table.writeheader()
+        for i, one in merge(_evaluated(rule, outputs), outputs.bad, key=itemgetter(0)):
+            target_of: Any = samples.targets[i]
+            is_class = isinstance(target_of, int)
+            true = [target_of] if is_class else np.flatnonzero(target_of).tolist()
+            row = _names(samples, i)
+            means: Sequence[float] = ()
             if groups is not None:
-                num_images = groups.sizes[i]
-                one = one._replace(means=groups.means[i])
-            true = [k for k in true if k >= 0]  # -1 is unknown
-            writer.writerow(rows.cells(one, true, samples.group_name(i), num_images))
+                row["images"] = groups.sizes[i]
+                means = groups.means[i].tolist()
+            # -1 is unknown
+            row |= rows.cells(one, [k for k in true if k >= 0], means)
+            table.writerow(row)
             counts.update(rows.counted(one))
     return counts
 
 
-def _evaluated(module: Any, samples: Samples, outputs: Any) -> Iterator[tuple[int, Predicted]]:
-    """Yield the indices of the images that were evaluated, and the predictions for them."""
-    columns = (outputs.index, outputs.logits)
-    for index, logits in zip(*(column.split(_ROWS_AT_ONCE) for column in columns), strict=True):
-        p = module.calibration.probabilities(logits)
-        paths = [samples.paths[i] for i in index.tolist()]
-        results = predicted(paths, p, module.calibration.decide(p), module.calibration.sets(p))
-        yield from zip(index.tolist(), results, strict=True)
+def _names(samples: Samples, i: int) -> dict[str, Any]:
+    return {"path": samples.paths[i], "group": samples.group_name(i)}
 
 
-def _thresholds(module: Any) -> list[float] | None:
-    """Return the threshold of each label; None for a network that predicts one class an image."""
-    if module.task.label_kind == "single":
-        return None
-    return list(module.calibration.thresholds)
+def _evaluated(rule: DecisionRule, outputs: Outputs) -> Iterator[tuple[int, Answer]]:
+    """Yield the index of each image that was evaluated, and the prediction for it."""
+    for first in range(0, len(outputs.index), _ROWS_AT_ONCE):
+        part = slice(first, first + _ROWS_AT_ONCE)
+        p = rule.calibration.probabilities(outputs.logits[part])
+        index = outputs.index[part].tolist()
+        scores = Scores(rule, p, outputs.familiar[part], index)
+        yield from zip(index, scores, strict=True)
 
 
 def _csv_writer(file: IO[str], columns: list[str]) -> "csv.DictWriter[str]":
