@@ -213,6 +213,12 @@ def _run_command(command: str, arguments: Sequence[str], began: float) -> None:
     function = _import(COMMANDS[command].function)
     if line.has_configs:
         function(layers, [command, *arguments], began)
+    elif command in (
+        "review",
+        "serve",
+    ):  # there is nothing to save until they have handlers of their own
+        with _exit_at_signals_without_raising():
+            function(settings)
     else:
         function(settings)
 
@@ -220,21 +226,20 @@ def _run_command(command: str, arguments: Sequence[str], began: float) -> None:
 def _import(function: str) -> Any:
     """Return the function of a `module:name`, whose import may take seconds."""
     module, _, name = function.partition(":")
-    with _exit_at_signals_without_raising():
+    with _exit_at_signals_without_raising(), without_gc():
         return getattr(importlib.import_module(module), name)
 
 
 @contextlib.contextmanager
 def _exit_at_signals_without_raising() -> Iterator[None]:
-    """Exit at a signal without raising an exception.
+    """Exit at a signal without raising an exception, and without Python's clean-up, which may take seconds.
 
     During imports, libraries would swallow the exception or be left half imported.
     """
     signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = _handle(lambda signum, _: os._exit(128 + signum), *signums)
     try:
-        with without_gc():
-            yield
+        yield
     finally:
         _restore(before)
 

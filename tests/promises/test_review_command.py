@@ -85,18 +85,25 @@ def test_review_saves_and_ends_at_ctrl_c(colours, fitted_runs, tmp_path):
     assert line.path == name and line.now == "excluded" and line.by and line.when.endswith("Z")
 
 
-# A batch of features that takes longer than anybody waits.
+# A step that takes longer than anybody waits, and an end of Python that does, too.
 SLOW = """
-import sys, time
+import atexit, sys, time
 from finetune.cli import main
 from finetune.features.image_features import Features
-Features.forward = lambda network, images: open("begun", "w") and time.sleep(60)
+def wait(*_):
+    atexit.register(time.sleep, 60)
+    open("begun", "w")
+    time.sleep(60)
+Features.STEP = wait
 main(sys.argv[1:])
 """
 
 
-def test_review_ends_at_once_while_features_are_computed(colours, fitted_runs, tmp_path):
-    (tmp_path / "slow.py").write_text(SLOW)
+@pytest.mark.parametrize(("step", "code"), [("__init__", 143), ("forward", 0)])
+def test_review_ends_at_once_while_features_are_computed(
+    colours, fitted_runs, tmp_path, step, code
+):
+    (tmp_path / "slow.py").write_text(SLOW.replace("STEP", step))
     words = ["review", colours, fitted_runs.single, "--out", "c.csv"]
     process = start_script(tmp_path / "slow.py", *words, cwd=tmp_path)
     try:
@@ -105,7 +112,7 @@ def test_review_ends_at_once_while_features_are_computed(colours, fitted_runs, t
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
-        assert process.wait(30) == 0
+        assert process.wait(30) == code
         assert time.monotonic() - began < 4
     finally:
         process.kill()

@@ -95,13 +95,14 @@ def test_predict_serve_and_python_know_which_images_are_unfamiliar(images, cli, 
 
 @promise("familiarity")
 @pytest.mark.slow
-def test_two_processes_find_the_same_images_unfamiliar(images, tmp_path):
+@pytest.mark.parametrize("freeze", ["null", "backbone"])
+def test_two_processes_find_the_same_images_unfamiliar(images, tmp_path, freeze):
     found = []
     for num in (1, 2):
         cwd = tmp_path / str(num)
         cwd.mkdir()
-        fit = ("fit", images / "set", *QUICKEST, "--trainer.max_epochs", 2, "--devices", num)
-        assert finetune(*fit, cwd=cwd).returncode == 0
+        fit = ("fit", images / "set", *QUICKEST, "--trainer.max_epochs", 2, "--freeze", freeze)
+        assert finetune(*fit, "--devices", num, cwd=cwd).returncode == 0
         test = ("predict", "runs/fit/version_0", images / "set/test", *CPU, "--devices", num)
         assert finetune(*test, cwd=cwd).returncode == 0
         tested = json.loads((cwd / "runs/fit/version_0/test.json").read_text())
