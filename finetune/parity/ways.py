@@ -99,12 +99,13 @@ def compare(job: Job, report_status: Callable[[str], None] = lambda name: None) 
 
     def row(name: str, network: str, trained: Trained, num_devices: int = job.k) -> Row:
         reference = single[network].states[0]
+        start = {name: value.detach() for name, value in starts[network].named_parameters()}
         return Row(
             name,
             network,
             num_devices,
             difference=max(distance(state, reference) for state in trained.states),
-            moved=distance(reference, starts[network].state_dict()),
+            moved=distance({name: reference[name] for name in start}, start),
             seconds=trained.seconds,
         )
 
