@@ -25,9 +25,9 @@ _HEAD = """# Every option
 Most used in `finetune fit`: {}.
 `finetune COMMAND --help` prints the common options of a command, `finetune fit --help all` all of `fit`.
 
-A short name and the full name are the same option; configs take both. An option without a default is off, or the
-program chooses its value. `validate`, `test` and `predict` also take the options of the data and the devices that
-`fit` has. Errors have the same [exit codes](predict.md#exit-codes) in all commands, except
+A short name and the full name are the same option; configs take both. Defaults are in brackets; an option without one
+is off, or the program chooses its value. `validate`, `test` and `predict` also take the options of data and devices
+that `fit` has. Errors have the same [exit codes](predict.md#exit-codes) in all commands, except
 [`check`](check.md#check).
 
 <!-- written by `make options` -->
@@ -51,15 +51,14 @@ def reference() -> Iterator[str]:
 def _table(command: str, settings: list[Setting]) -> Iterator[str]:
     words = words_of(COMMANDS[command].settings)
     anchors = {words[name]: name for name in _common()} if command == FIT else {}
-    yield "| option | default | meaning |"
-    yield "| --- | --- | --- |"
+    yield "| option | meaning [default] |"
+    yield "| --- | --- |"
     for setting in settings:
         names = ", ".join(f"`{name}`" for name in names_of(setting, words).split(", "))
         if setting.name in anchors:
             names = f'<a id="{anchors[setting.name]}"></a>{names}'
         default = shown_default(command, setting)
-        cells = (names, f"`{default}`" if default else "", setting.help)
-        yield "| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |"
+        yield f"| {names} | {setting.help}{f' [`{default}`]' if default else ''} |"
     yield ""
 
 

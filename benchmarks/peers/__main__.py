@@ -130,8 +130,6 @@ def label(tool: str, epochs: int | None) -> str:
     name = TOOLS[tool][0]
     if epochs is None:
         return name
-    if tool == OURS:
-        return f"{name} --epochs {epochs}"
     return f"{name}, 1 + {epochs - 1} epochs" if tool == "fastai" else f"{name}, {epochs} epochs"
 
 

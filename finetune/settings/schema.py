@@ -91,7 +91,7 @@ class DataSettings(Section, frozen=True):
         table: Table of images (.csv, .tsv, .jsonl or .parquet) instead of class folders.
         columns: Columns for path, label, split, group and weight, such as path:photo,label:breed.
         labels: Whether an image of the table has one label (`single`) or several; `auto` decides by the table.
-        label_separator: Character between the labels of an image; `;` and `|` are found without it.
+        label_separator: Character between the labels of an image. Semicolons and vertical bars are found without it.
         corrections: File of corrected labels, which `finetune review` writes, for train and val images.
         correct_test: Correct the test images, too.
         predict: Images for `finetune predict`: an image, folder, glob, table, text file with a path per line, or list.
