@@ -25,7 +25,7 @@ class PredictOptions(BaseModel):
     top_k: int | None = Field(
         default=None, ge=1, description="the number of most probable classes to return"
     )
-    looked_at: bool = Field(default=False, description="return a heat map of the predicted class")
+    heatmap: bool = Field(default=False, description="return a heat map of the predicted class")
 
 
 def _fields(rule: DecisionRule) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def answer_model(rule: DecisionRule) -> type[BaseModel]:
         what = "for each predicted label a data: URL of its heat map"
         kind = dict[str, str | None]
     missing = "null if the network does not support it, and absent unless requested"
-    fields["looked_at"] = (kind, Field(default=None, description=f"{what}; {missing}"))
+    fields["heatmap"] = (kind, Field(default=None, description=f"{what}; {missing}"))
     one: Any = create_model("Prediction", **fields)
     return create_model("Predictions", predictions=(list[one], ...))
 

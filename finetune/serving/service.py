@@ -97,10 +97,10 @@ class Service:
             answer = answer_of(one, upload.name, self.predictor.rule, options.top_k)
             for label in one.labels:
                 self.metrics.predicted.labels(label).inc()
-            if options.looked_at:
+            if options.heatmap:
                 maps = {label: await self._heat_map(image, label) for label in one.labels}
                 is_single = self.predictor.rule.is_single
-                answer["looked_at"] = maps[one.label] if is_single else maps
+                answer["heatmap"] = maps[one.label] if is_single else maps
             answers.append(answer)
         return {"predictions": answers}
 

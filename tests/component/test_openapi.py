@@ -29,9 +29,9 @@ def test_the_description_is_valid_and_has_the_fields_of_answers(clients, kind):
     validate(description)
     schemas = description["components"]["schemas"]
     prediction = schemas["Prediction"]
-    answer = client.post("/predict?looked_at=true", content=image_bytes()).json()
+    answer = client.post("/predict?heatmap=true", content=image_bytes()).json()
     assert answer["predictions"][0].keys() == prediction["properties"].keys()
-    assert {*prediction["required"]} == answer["predictions"][0].keys() - {"looked_at"}
+    assert {*prediction["required"]} == answer["predictions"][0].keys() - {"heatmap"}
     error = client.post("/predict", content=b"text").json()
     assert error.keys() == schemas["Error"]["properties"].keys()
 
@@ -50,7 +50,7 @@ def test_every_address_for_programs_is_described_and_is_there(clients):
 
 def test_the_description_of_predict_is_made_of_options_and_limits(clients):
     predict = clients["single"].get("/openapi.json").json()["paths"]["/predict"]["post"]
-    assert [p["name"] for p in predict["parameters"]] == ["top_k", "looked_at"]
+    assert [p["name"] for p in predict["parameters"]] == ["top_k", "heatmap"]
     assert all(p["description"] for p in predict["parameters"])
     assert "10,000 pixels" in predict["description"] and "AVIF" in predict["description"]
     assert "4 images or 200,000 bytes" in predict["responses"]["413"]["description"]

@@ -86,15 +86,15 @@ def test_predict_with_top_k_has_the_best_classes(client):
     assert list(best.items()) == list(every.items())[:2]
 
 
-def test_predict_with_looked_at_has_a_heat_map_if_it_is_fine_enough(client, service, monkeypatch):
+def test_predict_with_heatmap_has_a_heat_map_if_it_is_fine_enough(client, service, monkeypatch):
     shown = {}
     for cells in (5, 4, None):  # None is of a network without maps
         maps = None if cells is None else np.full((1, cells, cells), 0.5)
         monkeypatch.setattr(service.predictor, "activation", lambda *_, maps=maps: maps)
-        answer = one(client.post("/predict?looked_at=1", content=image_bytes()))
-        shown[cells] = answer["looked_at"]
+        answer = one(client.post("/predict?heatmap=1", content=image_bytes()))
+        shown[cells] = answer["heatmap"]
     assert shown[5].startswith("data:image/webp;base64,") and shown[4] is shown[None] is None
-    assert "looked_at" not in one(client.post("/predict", content=image_bytes()))
+    assert "heatmap" not in one(client.post("/predict", content=image_bytes()))
 
 
 def multipart(*parts: bytes, end: bytes = b"--edge--\r\n", kind: str = "boundary=edge") -> dict:
@@ -110,7 +110,7 @@ REFUSED = {
     "top_k in words": (422, "top_k", "?top_k=x", {"content": b"x"}),
     "top_k as a power": (422, "top_k", "?top_k=²", {"content": b"x"}),
     "top_k of many digits": (422, "top_k", f"?top_k=1{'9' * 5000}", {"content": b"x"}),
-    "another heat map": (422, "looked_at", "?looked_at=maybe", {"content": b"x"}),
+    "another heat map": (422, "heatmap", "?heatmap=maybe", {"content": b"x"}),
     "a large body": (413, "200,000 bytes", "", {"content": b"x" * 200_001}),
     "a large body in parts": (413, "200,000 bytes", "", {"content": iter([b"x" * 150_000] * 2)}),
     "many images": (413, "4 images", "", multipart(*[FILE] * 5)),

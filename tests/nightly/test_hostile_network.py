@@ -27,7 +27,7 @@ FORM = (
 )
 FORM_HEADERS = ("Content-Type: multipart/form-data; boundary=x",)
 PATHS = ("/predict", "/model", "/metrics", "/%00", "/../etc/passwd", "http://a/predict", "*", "")
-QUERIES = ("top_k=-1", "top_k=nan", "top_k=" + "9" * 5000, "other=1", "looked_at=\xff", "=&&=")
+QUERIES = ("top_k=-1", "top_k=nan", "top_k=" + "9" * 5000, "other=1", "heatmap=\xff", "=&&=")
 HEADERS = (
     "Content-Encoding: gzip",
     "Content-Type: multipart/form-data",

@@ -61,7 +61,7 @@ def fulfil(page: "Page", path: str, answer: dict, status: int = 200) -> None:
 
 def predicted(label: str, probabilities: dict[str, float]) -> dict:
     one = {"name": "a", "label": label, "probability": probabilities[label]}
-    return {"predictions": [{**one, "probabilities": probabilities, "looked_at": None}]}
+    return {"predictions": [{**one, "probabilities": probabilities, "heatmap": None}]}
 
 
 @pytest.mark.parametrize("event", ["drop", "paste"])
@@ -102,7 +102,7 @@ def test_the_keyboard_is_enough(page):
         [{"name": f"{i}.png", "mimeType": "image/png", "buffer": image_bytes(i)} for i in range(2)]
     )
     wait_for(page, ".result", 2)
-    for name in ("photograph", "looked-at"):
+    for name in ("photograph", "heatmap"):
         page.keyboard.press("Tab")
         assert page.evaluate("() => document.activeElement.id") == name
     page.keyboard.press("Space")  # what it looked at is not asked for any more

@@ -146,14 +146,14 @@ def test_the_service_says_the_same(checkpoint, expected, monkeypatch):
         assert model["thresholds"] == dict(zip(LABELS, THRESHOLDS, strict=True))
         api = client.get("/openapi.json").json()["components"]["schemas"]["Prediction"]
         for path, (p, labels) in expected.items():
-            answer = client.post("/predict?looked_at=true", content=Path(path).read_bytes())
+            answer = client.post("/predict?heatmap=true", content=Path(path).read_bytes())
             (prediction,) = answer.json()["predictions"]
             assert prediction.keys() == api["properties"].keys()
             assert prediction["labels"] == labels
             found = [prediction["probabilities"][name] for name in LABELS]
             assert found == pytest.approx(p, abs=1e-6)
             assert prediction["thresholds"].keys() == prediction["probabilities"].keys()
-            assert list(prediction["looked_at"]) == labels
+            assert list(prediction["heatmap"]) == labels
         two = client.post("/predict?top_k=2", content=Path(path).read_bytes())
         (prediction,) = two.json()["predictions"]
         assert len(prediction["probabilities"]) == 2 and prediction["labels"] == labels
