@@ -73,6 +73,8 @@ def in_turns(runs: dict[str, Callable[[int], object]], num: int, at_once: int) -
 
 def measure(best: Path, photos: Path, num: int | None) -> Record:
     """Return the measurements of the files of one checkpoint."""
+    import torch
+
     from finetune import ImageFolderData
     from finetune.inference.export_check import load_exported
     from finetune.inference.predictor import Predictor
@@ -97,7 +99,8 @@ def measure(best: Path, photos: Path, num: int | None) -> Record:
         name: np.concatenate([np.asarray(runs[name](b), np.float64) for b in batches])
         for name in WAYS
     }
-    classes = {name: predictor.decide(p) for name, p in said.items()}
+    decide = predictor.calibration.decide
+    classes = {name: decide(torch.from_numpy(p)).numpy() for name, p in said.items()}
     single = {name: lambda i, run=runs[name]: run(images[i % len(images)][None]) for name in WAYS}
     many = {
         name: lambda i, run=runs[name]: run(batches[i % (len(images) // BATCH)]) for name in WAYS

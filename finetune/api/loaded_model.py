@@ -93,10 +93,7 @@ class LoadedModel(Predictor):
             RuntimeError: The process was forked from the one that loaded the model, where torch would wait forever.
         """
         rule = replace(
-            self.rule,
-            calibration=self.calibration.for_coverage(coverage),
-            abstain_below=abstain_below,
-            none_below=none_below,
+            self.rule, coverage=coverage, abstain_below=abstain_below, none_below=none_below
         )
         predictions: list[Prediction] = []
         for inputs, prepared in self._batches(images, on_bad_image):

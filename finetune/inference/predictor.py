@@ -40,7 +40,7 @@ class Predictor:
         device: The device to compute on.
         precision: As `trainer.precision` of `finetune predict`; None for its default on this device.
         checkpoint: The content of the checkpoint, if `read_checkpoint` has read it already.
-        coverage: That of the prediction sets of its calibration; None for no sets.
+        coverage: That of prediction sets; None for no sets.
 
     Attributes:
         path: The checkpoint or exported file.
@@ -117,8 +117,9 @@ class Predictor:
             ) from error
         check_first_pass(self.model, self.backbone, self.image_size)
         self.model.to(self.device)
-        self.calibration = read_calibration(checkpoint, coverage)
+        self.calibration = read_calibration(checkpoint)
         self.familiarity = read_familiarity(checkpoint, self.model.network)
+        self.coverage = coverage
         self.versions = {
             "finetune": checkpoint["finetune"]["version"],
             "torch": checkpoint["finetune"]["torch"],
@@ -167,7 +168,7 @@ class Predictor:
     @property
     def rule(self) -> DecisionRule:
         """How scores become predictions."""
-        return DecisionRule(self.class_names, self.calibration, self.familiarity)
+        return DecisionRule(self.class_names, self.calibration, self.familiarity, self.coverage)
 
     def check(self, probabilities: np.ndarray, names: Sequence[object] | None = None) -> None:
         """Check that probabilities are finite.

@@ -97,7 +97,8 @@ class Results(pl.Callback):
             )
         if "sets" in result:
             print(result["sets"]["line"], flush=True)
-        for line in pl_module.calibration.describe(pl_module.class_names):
+        coverage = pl_module.coverage if split == "test" else None
+        for line in pl_module.calibration.describe(pl_module.class_names, coverage):
             print(line, flush=True)
 
 

@@ -139,7 +139,7 @@ def _model_routes(service: Service) -> APIRouter:
             "backbone": p.backbone,
             "image_size": p.image_size,
             "precision": p.precision,
-            "coverage": p.calibration.coverage,
+            "coverage": p.coverage,
             **_thresholds(p),
             "versions": p.versions,
         }

@@ -67,7 +67,6 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         unreached: Indices of the labels whose threshold misses the aim: the best common one if they have few images,
             or the default one if none reaches the aim.
         scores: Of validation images, for `prediction_sets`: of all classes, or of each of several labels.
-        coverage: The share of the prediction sets that have the true class; None for no sets, and in files.
     """
 
     label_kind: LabelKind
@@ -79,7 +78,6 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reached: Annotated[float, Meta(ge=0, le=1)] | None = None
     unreached: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     scores: tuple[Scores, ...] = ()
-    coverage: float | None = None
 
     @classmethod
     def unfitted(cls, label_kind: LabelKind, num_classes: int) -> "Calibration":
@@ -167,27 +165,25 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         is_positive = probabilities[:, positive] >= self.thresholds[0]
         return torch.where(is_positive, positive, 1 - positive)
 
-    def for_coverage(self, coverage: float | None) -> "Calibration":
-        """Return it with prediction sets that have the true class for this share of images; without sets for None.
+    def check_coverage(self, coverage: float) -> None:
+        """Raise a ValueError if there are too few validation images for prediction sets of a coverage."""
+        check_enough(coverage, max(map(len, self.scores), default=0), self.label_kind)
 
-        Raises:
-            ValueError: There are too few validation images.
+    def in_sets(self, probabilities: Tensor, coverage: float) -> Tensor:
+        """Return whether each class is in the prediction set of an image, (N, K).
+
+        Args:
+            probabilities: (N, K).
+            coverage: The share of the sets that are to have the true class.
         """
-        if coverage is not None:
-            check_enough(coverage, max(map(len, self.scores), default=0), self.label_kind)
-        return msgspec.structs.replace(self, coverage=coverage)
-
-    def in_sets(self, probabilities: Tensor) -> Tensor:
-        """Return whether each class is in the prediction set of an image, from probabilities, (N, K) both."""
-        assert self.coverage is not None, "sets have a coverage"
-        limits = [limit(scores, self.coverage) for scores in self.scores]
+        limits = [limit(scores, coverage) for scores in self.scores]
         scores = set_scores(probabilities, self.label_kind)
         return scores <= probabilities.new_tensor(limits) + _ROUNDING
 
-    def sets(self, probabilities: Tensor) -> list[list[int]]:
-        """Return the prediction set of each image, the most probable class first."""
+    def sets(self, probabilities: Tensor, coverage: float) -> list[list[int]]:
+        """Return the prediction set of each image, the most probable class first; see `in_sets`."""
         orders = probabilities.argsort(dim=1, descending=True, stable=True).tolist()
-        rows = zip(orders, self.in_sets(probabilities).tolist(), strict=True)
+        rows = zip(orders, self.in_sets(probabilities, coverage).tolist(), strict=True)
         return [[k for k in order if is_in[k]] for order, is_in in rows]
 
     def without_scaling(self) -> "Calibration":
@@ -195,8 +191,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         num = len(self.scale)
         return msgspec.structs.replace(self, scale=(1.0,) * num, bias=(0.0,) * num)
 
-    def describe(self, class_names: Sequence[str]) -> list[str]:
-        """Return the calibration and the thresholds in words, a line for each."""
+    def describe(self, class_names: Sequence[str], coverage: float | None = None) -> list[str]:
+        """Return the calibration, the thresholds and the coverage of prediction sets in words, a line for each."""
         if not self.num_images:
             return ["not calibrated: nothing was validated"]
         images = counted(self.num_images, "validation image")
@@ -219,8 +215,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 measured = f"{self.aim.measure} {self.reached:.3f} on {images}"
                 lines.append(f"threshold {_digits(self.thresholds[0])} for {name}: {measured}")
         lines += [f"{missed}; {instead}"] if missed else []
-        if self.coverage is not None:
-            lines.append(describe_sets(self.scores, self.coverage, class_names))
+        if coverage is not None:
+            lines.append(describe_sets(self.scores, coverage, class_names))
         return lines
 
     def describe_unreached_aim(self, class_names: Sequence[str]) -> str:
@@ -242,22 +238,21 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def as_plain(self) -> dict[str, Any] | None:
         """Return plain values for checkpoints and test.json; None if nothing was fitted."""
-        content = msgspec.json.encode(self.for_coverage(None))
-        return msgspec.json.decode(content) if self.num_images else None
+        return msgspec.json.decode(msgspec.json.encode(self)) if self.num_images else None
 
 
-def read_calibration(checkpoint: Mapping[str, Any], coverage: float | None = None) -> Calibration:
-    """Return the calibration of a checkpoint, which may be untrusted, with prediction sets for a coverage.
+def read_calibration(checkpoint: Mapping[str, Any]) -> Calibration:
+    """Return the calibration of a checkpoint, which may be untrusted.
 
     Raises:
-        ValueError: A value has a wrong type or range, or the values do not fit each other, the network or the coverage.
+        ValueError: A value has a wrong type or range, or the values do not fit each other or the network.
     """
     plain = checkpoint["finetune"].get("calibration")
     settings = checkpoint.get("hyper_parameters", {})
     kind = settings.get("label_kind", "single")
     num_classes = len(settings.get("class_names", ()))
     if plain is None:
-        return Calibration.unfitted(kind, num_classes).for_coverage(coverage)
+        return Calibration.unfitted(kind, num_classes)
     try:
         scores = plain.get("scores", ()) if type(plain) is dict else ()
         # before they are copied: one list may occur any number of times in a small file
@@ -271,7 +266,7 @@ def read_calibration(checkpoint: Mapping[str, Any], coverage: float | None = Non
         raise ValueError(
             f"the checkpoint is not as `finetune fit` writes them: in its calibration, {reason}"
         ) from error
-    return calibration.for_coverage(coverage)
+    return calibration
 
 
 def _check_fits(calibration: Calibration, kind: LabelKind, num_classes: int) -> None:

@@ -162,9 +162,9 @@ class Classifier(pl.LightningModule):
         self.train_metrics = TrainMetrics(label_kind)
         # what thresholds are chosen for; None for the default of the task
         self.aim: Aim | None = None
-        # the share that prediction sets are to cover in test and predict; None for no sets
+        # of `DecisionRule`, in test and predict
         self.coverage: float | None = None
-        self.abstain_below = 0.0  # of `DecisionRule`, in predict
+        self.abstain_below = 0.0
         self.none_below = 0.0
         # of a checkpoint that is evaluated, and of a solved head
         self.familiarity: Familiarity | None = None
@@ -305,6 +305,7 @@ class Classifier(pl.LightningModule):
             self.class_names,
             self.calibration,
             self.familiarity,
+            self.coverage,
             self.abstain_below,
             self.none_below,
         )
@@ -338,8 +339,9 @@ class Classifier(pl.LightningModule):
         """Measure the outputs of all ranks on rank 0, and log the metrics on all. A fit then fits a calibration.
 
         Raises:
-            ValueError: No image could be decoded. All ranks raise it.
+            ValueError: No image could be decoded, or too few were validated for a coverage. All ranks raise it.
         """
+        coverage = self.rule.coverage if split == "test" else None
         outputs = self._collector.gather(self.trainer)
         self._collector = Collector()
         is_fit = self.trainer.state.fn == "fit"
@@ -357,8 +359,8 @@ class Classifier(pl.LightningModule):
                 found[1]["groups"] = measure_groups(
                     self.groups, self.task, self.calibration, self.class_weight, split
                 )
-            if is_test and self.coverage is not None:
-                found[1]["sets"] = measure_sets(outputs, self.calibration)
+            if coverage is not None:
+                found[1]["sets"] = measure_sets(outputs, self.calibration, coverage)
             if len(outputs.familiar):
                 unfamiliar = (outputs.familiar < BELOW).double().mean()
                 found[1]["unfamiliar"] = float(unfamiliar)
@@ -410,7 +412,7 @@ class Classifier(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_fits(checkpoint, self.hparams, self.network)
-        self.calibration = read_calibration(checkpoint, self.coverage)
+        self.calibration = read_calibration(checkpoint)
         self.familiarity = None
         if not self.is_compiled:  # a compiled network ignores hooks
             self.familiarity = read_familiarity(checkpoint, self.network)

@@ -221,15 +221,14 @@ def measure_labels(
     return values, tables
 
 
-def measure_sets(outputs: Outputs, calibration: Calibration) -> dict[str, Any]:
+def measure_sets(outputs: Outputs, calibration: Calibration, coverage: float) -> dict[str, Any]:
     """Return as plain values how prediction sets cover the classes of images. Labels in every set count, too.
 
     `line` has the result in words, `sizes` the number of sets with 0, 1, 2, … classes. Of each class `covered` has the
     number of its images whose set has it, and `size` the mean size of the sets of its images.
     """
     probabilities = (calibration.probabilities(logits) for logits, _ in _chunks(outputs))
-    assert calibration.coverage is not None, "sets have a coverage"
-    in_set = torch.cat([calibration.in_sets(p) for p in probabilities]).numpy()
+    in_set = torch.cat([calibration.in_sets(p, coverage) for p in probabilities]).numpy()
     labels = outputs.labels.numpy()
     has_label = labels > 0 if labels.ndim > 1 else labels[:, None] == np.arange(in_set.shape[1])
     what = "labels" if labels.ndim > 1 else "classes"
@@ -240,9 +239,11 @@ def measure_sets(outputs: Outputs, calibration: Calibration) -> dict[str, Any]:
     share = percent(hits / max(1, total))
     if labels.ndim == 1:  # several labels of an image are no independent trials
         share += f", 95 % interval {interval(hits, total)}"
-    found = f"sets for {100 * calibration.coverage:g} %: {hits:,} of {total:,} true {what} are in them ({share})"
+    found = (
+        f"sets for {100 * coverage:g} %: {hits:,} of {total:,} true {what} are in them ({share})"
+    )
     return {
-        "coverage": calibration.coverage,
+        "coverage": coverage,
         "line": f"{found}; {size.mean():.2f} {what} in a set on average",
         "covered": covered.tolist(),
         "size": (size @ has_label / np.maximum(has_label.sum(axis=0), 1)).tolist(),

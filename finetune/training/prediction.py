@@ -65,7 +65,7 @@ class Prediction:
     path: str | None = None
     index: int = 0
     set: tuple[str, ...] | None = column(
-        lambda scores: scores.sets(), lambda rule: rule.calibration.coverage is not None
+        lambda scores: scores.sets(), lambda rule: rule.coverage is not None
     )
     familiar: float | None = column(
         lambda scores: scores.familiar.tolist(), lambda rule: rule.familiarity is not None
@@ -102,8 +102,9 @@ class DecisionRule:
 
     Attributes:
         class_names: The classes or labels.
-        calibration: That of the network, with the coverage of prediction sets.
+        calibration: That of the network.
         familiarity: That of the network; None if it is not known.
+        coverage: The share of the prediction sets that are to have the true class; None for no sets.
         abstain_below: Predict `unsure` if the predicted class is less probable than that.
         none_below: Predict `none` if the image is less familiar than that.
 
@@ -114,10 +115,13 @@ class DecisionRule:
     class_names: Sequence[str]
     calibration: Calibration
     familiarity: Familiarity | None = None
+    coverage: float | None = None
     abstain_below: float = 0.0
     none_below: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.coverage is not None:
+            self.calibration.check_coverage(self.coverage)
         if not 0 <= self.abstain_below <= 1:
             raise WrongUsage(f"must be from 0 to 1, not {self.abstain_below}", "abstain_below")
         if self.abstain_below and not self.is_single:
@@ -158,9 +162,7 @@ class DecisionRule:
 
     def of_groups(self) -> "DecisionRule":
         """Return the rule for groups of images, which have neither sets nor a familiarity."""
-        return replace(
-            self, calibration=self.calibration.for_coverage(None), familiarity=None, none_below=0.0
-        )
+        return replace(self, familiarity=None, coverage=None, none_below=0.0)
 
 
 class Scores:
@@ -208,6 +210,7 @@ class Scores:
 
     def sets(self) -> list[tuple[str, ...]]:
         """Return the prediction set of each image, the most probable class first."""
-        names = self.rule.class_names
-        sets = self.rule.calibration.sets(self.probabilities)
-        return [tuple(names[k] for k in one) for one in sets]
+        rule = self.rule
+        assert rule.coverage is not None, "sets have a coverage"
+        sets = rule.calibration.sets(self.probabilities, rule.coverage)
+        return [tuple(rule.class_names[k] for k in one) for one in sets]

@@ -87,10 +87,10 @@ def test_validation_images_are_covered_whatever_the_size_of_a_batch(seed):
     head = torch.randn(512, 5, generator=generator) / 10
     logits = features @ head
     labels = logits.softmax(dim=1).multinomial(1, generator=generator)
-    calibration = Calibration.fit(logits, labels[:, 0], None).for_coverage(SHARE)
+    calibration = Calibration.fit(logits, labels[:, 0], None)
     for size in (1, 60):  # which round otherwise
         batches = torch.cat([part @ head for part in features.split(size)])
-        is_in = calibration.in_sets(calibration.probabilities(batches))
+        is_in = calibration.in_sets(calibration.probabilities(batches), SHARE)
         assert is_in.gather(1, labels).sum() >= math.ceil(round(61 * SHARE, 9))
 
 
@@ -153,8 +153,8 @@ def test_too_few_validation_images_of_each_label_are_refused_before_training(tmp
 def test_the_label_with_the_lowest_coverage_is_named():
     scores = tuple(tuple(i / num for i in range(num)) for num in (18, 19, 5))
     none = Calibration.unfitted("several", 3)
-    calibration = msgspec.structs.replace(none, num_images=30, scores=scores).for_coverage(0.9)
-    line = calibration.describe(["cup", "fork", "plate"])[-1]
+    calibration = msgspec.structs.replace(none, num_images=30, scores=scores)
+    line = calibration.describe(["cup", "fork", "plate"], 0.9)[-1]
     assert "77.4 %" in line and "19 validation images of fork" in line  # of cup 84.7 %
     assert line.endswith("fewer than 9: plate")
 
@@ -173,14 +173,14 @@ def test_sets_are_those_of_loops(num, num_classes, share, is_single, seed):
     if not is_single:
         labels = (torch.rand(2 * num, num_classes, generator=generator) < 0.6).long()
         labels[:9] = 1  # enough of each
-    fitted = Calibration.fit(logits[:num], labels[:num], None).for_coverage(share)
+    fitted = Calibration.fit(logits[:num], labels[:num], None)
     p = fitted.probabilities(logits)
     known = p[:num].numpy()
     if is_single:
         own = [ahead(row, k) for row, k in zip(known, labels[:num].tolist(), strict=True)]
     else:
         own = [(1 - known[labels[:num, k] > 0, k]).tolist() for k in range(num_classes)]
-    sets = fitted.sets(p[num:])
+    sets = fitted.sets(p[num:], share)
     assert [set(each) for each in sets] == reference(p[num:].numpy(), share, own)
     for each, row in zip(sets, p[num:].tolist(), strict=True):
         assert each == sorted(each, key=lambda k: -row[k])  # the most probable first

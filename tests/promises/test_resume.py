@@ -28,6 +28,7 @@ from finetune.training.classifier import Classifier
 
 FIT = [*QUICKEST, "--batch", 6, "--trainer.max_epochs", 3, "--trainer.log_every_n_steps", 1]
 FIT += ["--model.scheduler", "finetune.WarmupCosine", "--test_after_fit", "false"]
+FIT += ["--coverage", 0.5]
 STEPS_PER_EPOCH = 5
 
 

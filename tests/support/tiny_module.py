@@ -26,6 +26,7 @@ class Tiny(pl.LightningModule):
     class_names = ("a", "b")
     counts: ClassVar[dict[str, Any]] = {"confusion_matrix": ((3, 1), (0, 4))}
     calibration = Calibration.unfitted("single", 2)
+    coverage = None
     task = Task("single", ("a", "b"))
 
     def __init__(self) -> None:
