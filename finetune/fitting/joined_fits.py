@@ -7,7 +7,7 @@ an ensemble are calibrated and tested together.
 import csv
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -233,23 +233,23 @@ def write_predictions(runs: Sequence[Path], target: Path, key: str = "path") -> 
         replacing(target) as temporary,
         open(temporary, "w", newline="", encoding="utf-8", errors=own_bytes) as file,
     ):
-        writer = csv.writer(file, lineterminator="\n")
         for number, run in enumerate(runs, 1):
-            rows = _rows(run / source)
-            header = next(rows)
-            if number == 1:
-                writer.writerow([*header, "fold"])
-            for row in rows:
-                path = row[header.index(key)]
-                if path in tested:
-                    raise ValueError(f"{path} was tested in more than one fold: begin a new run")
-                tested.add(path)
-                writer.writerow([*row, number])
-
-
-def _rows(path: Path) -> Iterator[list[str]]:
-    with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
-        yield from csv.reader(file)
+            with open(run / source, newline="", encoding="utf-8", errors=own_bytes) as part:
+                rows = csv.DictReader(part)
+                if number == 1:
+                    # a fold whose network knows no familiarity has a column less
+                    columns = [*(rows.fieldnames or ()), "fold"]
+                    table = csv.DictWriter(
+                        file, columns, extrasaction="ignore", lineterminator="\n"
+                    )
+                    table.writeheader()
+                for row in rows:
+                    if row[key] in tested:
+                        raise ValueError(
+                            f"{row[key]} was tested in more than one fold: begin a new run"
+                        )
+                    tested.add(row[key])
+                    table.writerow({**row, "fold": number})
 
 
 def _merged_about(runs: Sequence[RunRecord]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Prediction:
             with one class per image, the predicted class, also where the label is `unsure` or `none`.
         probabilities: Probability of each class or label, by name, in the order of `class_names`.
         thresholds: Threshold of each label, by name; None with one class per image.
-        abstention: `unsure` or `none`, if it is predicted instead of the class.
+        abstention: `unsure` or `none`, if it is predicted instead of the class; else "".
         path: The image's file, if it was read from one.
         index: The image's position among those passed; each file of a folder or glob counts.
         set: The prediction set, the most probable first, which has the true class for the share `coverage` of images.
@@ -78,11 +78,6 @@ class Prediction:
     @property
     def probability(self) -> float:
         return self.probabilities[self._class]
-
-    @property
-    def unsure(self) -> bool:
-        """Whether the label is `unsure`."""
-        return self.abstention == UNSURE
 
     @property
     def _class(self) -> str:

@@ -251,7 +251,7 @@ def test_abstain_below_with_a_class_called_unsure_is_refused():
     with pytest.raises(ValueError, match="unsure"):
         rule(names, abstain_below=0.9)
     (one,) = scores(rule(names), torch.tensor([[0.4, 0.6]]))
-    assert one.label == "unsure" and not one.unsure
+    assert one.label == "unsure" and not one.abstention
 
 
 def test_predicted_labels_are_those_above_their_thresholds(run, capsys):

@@ -184,6 +184,20 @@ def test_control_a_fold_twice_is_refused(finished, tmp_path):
     assert not (tmp_path / "all.csv").exists()
 
 
+def test_a_fold_whose_network_knows_no_familiarity_has_empty_cells(tmp_path):
+    for fold, columns in ((1, "path,class,familiar,error"), (2, "path,class,error")):
+        (tmp_path / str(fold)).mkdir()
+        text = f"{columns}\n{fold}.png,red{',' * (columns.count(',') - 1)}\n"
+        (tmp_path / f"{fold}/test_predictions.csv").write_text(text)
+    write_predictions([tmp_path / "1", tmp_path / "2"], tmp_path / "all.csv")
+    first, second = rows_of(tmp_path / "all.csv")
+    assert first.keys() == second.keys()
+    assert [(row["class"], row["familiar"], row["fold"]) for row in (first, second)] == [
+        ("red", "", "1"),
+        ("red", "", "2"),
+    ]
+
+
 @promise("folds")
 def test_metrics_are_those_of_all_images(finished):
     """Computed from predictions.csv, by their definitions."""
