@@ -6,7 +6,7 @@ an ensemble are calibrated and tested together.
 
 import csv
 import logging
-import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -281,15 +281,9 @@ def _merged_about(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def _merged_doubts(of_folds: Sequence[Sequence[str]]) -> list[str]:
-    """Return each warning of the folds once, with the number of folds. Those that differ only in numbers are one."""
-    of_kind: dict[str, list[str]] = {}
-    for doubt in chain.from_iterable(of_folds):
-        of_kind.setdefault(re.sub(r"\d+", "", doubt), []).append(doubt)
-    merged = []
-    for texts in of_kind.values():
-        of_one = "" if len(set(texts)) == 1 else " (numbers of one)"
-        merged.append(f"in {len(texts)} of {len(of_folds)} folds{of_one}: {texts[0]}")
-    return merged
+    """Return each warning of the folds once, with the number of folds."""
+    counts = Counter(chain.from_iterable(of_folds))
+    return [f"in {num} of {len(of_folds)} folds: {doubt}" for doubt, num in counts.items()]
 
 
 def _test_together(folder: Path, plan: Plan, checkpoint: Path) -> dict[str, Any]:

@@ -176,9 +176,10 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             probabilities: (N, K).
             coverage: The share of the sets that are to have the true class.
         """
-        limits = [limit(scores, coverage) for scores in self.scores]
-        scores = set_scores(probabilities, self.label_kind)
-        return scores <= probabilities.new_tensor(limits) + _ROUNDING
+        limits = probabilities.new_tensor([limit(scores, coverage) for scores in self.scores])
+        # The rounding of a score is relative to what it leaves of 1.
+        rounding = _ROUNDING * (1 - limits).clamp(min=0)
+        return set_scores(probabilities, self.label_kind) <= limits + rounding
 
     def sets(self, probabilities: Tensor, coverage: float) -> list[list[int]]:
         """Return the prediction set of each image, the most probable class first; see `in_sets`."""
