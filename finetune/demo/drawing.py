@@ -10,6 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ import cv2
 import numpy as np
 
 from finetune.system.files import one_at_a_time
+from finetune.system.machine import num_cores
 
 SOURCE_CLASSES = (
     "burger",
@@ -33,7 +35,7 @@ SOURCE_CLASSES = (
 )
 TARGET_CLASSES = ("hotdog", "not-hotdog")
 NUM_SOURCE = {"train": 100, "val": 15, "test": 25}  # images per class
-NUM_TARGET = {"train": 40, "val": 50, "test": 200}
+NUM_TARGET = {"train": 20, "val": 25, "test": 200}
 NUM_SEVERAL = {"train": 400, "val": 100, "test": 200}  # images
 # What images of not-hotdog show; a name occurs twice if it is drawn twice as often.
 NEGATIVES = (
@@ -570,13 +572,21 @@ def write_sample(
 def _write_class_folders(
     folder: Path, seed: int, counts: Mapping[str, int], classes: Sequence[str]
 ) -> None:
-    """Write images of one class each, `split/class/0000.png`."""
+    """Write images of one class each, `split/class/0000.png`, in a thread for each core."""
+
+    def write(image: tuple[str, str, int]) -> None:
+        split, name, index = image
+        drawn = draw(name, (seed, SPLITS.index(split), index))
+        _write_png(folder / split / name / f"{index:04d}.png", drawn)
+
+    images = []
     for split, count in counts.items():
         for name in classes:
             (folder / split / name).mkdir(parents=True)
-            for index in range(count):
-                image = draw(name, (seed, SPLITS.index(split), index))
-                _write_png(folder / split / name / f"{index:04d}.png", image)
+            images += [(split, name, index) for index in range(count)]
+    with ThreadPoolExecutor(num_cores()) as pool:
+        for _ in pool.map(write, images):
+            pass
 
 
 def _write_table(folder: Path, seed: int, counts: Mapping[str, int]) -> None:

@@ -76,15 +76,12 @@ _NOT_WITH: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "--minutes": {
             "ckpt_path": "it chooses the length from the first step on: pass --epochs, or the checkpoint as --weights",
-            "trainer.max_epochs": _LENGTH,
             "trainer.max_steps": _LENGTH,
             "trainer.limit_train_batches": _LENGTH,
         },
         _AUTO: {},
     }
 )
-# What --minutes overrules if a config has set it.
-_OVERRULED_IN_CONFIGS = ("trainer.max_epochs", "trainer.limit_train_batches")
 # What to do instead on several machines, or with torchrun or srun.
 _ON_SEVERAL = MappingProxyType(
     {
@@ -343,8 +340,10 @@ def _check_goes_with(option: str, settings: FitSettings, layers: Layers) -> None
         WrongUsage: Another setting contradicts it, or there are several machines or a launcher.
     """
     for name, why in _NOT_WITH[option].items():
-        is_set = name in layers.typed if name in _OVERRULED_IN_CONFIGS else layers.is_explicit(name)
-        if is_set and layers.value(name) != settings_of(FitSettings)[name].default:
+        if (
+            layers.is_explicit(name)
+            and layers.value(name) != settings_of(FitSettings)[name].default
+        ):
             raise WrongUsage(f"does not go with {option}: {why}", name)
     if settings.trainer.num_nodes != 1 or has_launcher():
         raise WrongUsage(

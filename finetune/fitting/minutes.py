@@ -15,7 +15,6 @@ from finetune.features.familiarity import MOST_IMAGES, num_averaged
 from finetune.fitting.build import arguments_in_effect, build_model, one_device, takes
 from finetune.fitting.plan import Plan
 from finetune.fitting.time_budget import (
-    MOST_EPOCHS,
     Costs,
     TrainingLength,
     Work,
@@ -31,6 +30,7 @@ from finetune.training.classifier import Classifier
 from finetune.training.precision import automatic_precision
 from finetune.training.run_length import fewest_epochs
 
+_MOST_EPOCHS = 100  # if the user sets no limit
 _ENDING = 2.5  # seconds for what is written at the end, most of all the report
 # the default, and smaller sizes at which pretrained networks are still accurate
 _SIZES = (224, 192, 160, 128)
@@ -68,7 +68,7 @@ def settle_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
         trainer = one_device(replaced(settings.trainer, {"precision": precision}), {})
         costs = measure(model, data, trainer, num_devices, seconds, end - time.monotonic())
     sizes = _sizes(settings, layers, model)
-    size, training = _longest_fit(costs, end - time.monotonic(), work, sizes, settings.minutes)
+    size, training = _longest_fit(costs, end - time.monotonic(), work, sizes, settings)
     values: dict[str, Any] = {
         "minutes": None,
         "trainer.max_epochs": training.epochs,
@@ -83,7 +83,7 @@ def settle_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
 
 
 def _longest_fit(
-    costs: Costs, left: float, work: Work, sizes: Iterator[int], minutes: float
+    costs: Costs, left: float, work: Work, sizes: Iterator[int], settings: FitSettings
 ) -> tuple[int, TrainingLength]:
     """Return image size and length of the longest fit within a time.
 
@@ -94,7 +94,7 @@ def _longest_fit(
         left: Seconds until the fit must have ended.
         work: The images of the fit.
         sizes: Sides of images in pixels, from the largest down. Without enough time for any, the last one is chosen.
-        minutes: The value of the option.
+        settings: The settings of the fit, with its minutes and the most epochs.
 
     Raises:
         ValueError: The time is not enough for a single step.
@@ -110,15 +110,15 @@ def _longest_fit(
             between=scaled.between + work.validated * scaled.evaluate,
             num_images=work.train,
             batch_size=work.batch_size,
-            most=MOST_EPOCHS,
+            most=_most_epochs(settings),
         )
         # half of the fewest epochs of a fit of default length
         if training is not None and 2 * training.seen >= work.train * fewest_epochs(work.train):
             break
     if training is None:
         raise ValueError(
-            f"--minutes {minutes:g} is not enough for a single step: the rest takes {others:.0f} s on this machine, "
-            f"and a step {scaled.train * work.batch_size:.1f} s; allow more minutes, or use a smaller --size "
+            f"--minutes {settings.minutes:g} is not enough for a single step: the rest takes {others:.0f} s on this "
+            f"machine, and a step {scaled.train * work.batch_size:.1f} s; allow more minutes, or use a smaller --size "
             "(--data.image_size) or --batch (--data.batch_size)"
         )
     return size, training
@@ -154,9 +154,15 @@ def _note(
     text = f"{training.epochs} epochs{part}, {steps:,} steps, with images of {size} pixels"
     took = duration(time.monotonic() - began)
     text += f": about {duration(training.seconds)} on this machine, after {took} so far"
-    if training.epochs == MOST_EPOCHS:
-        text += f"; more than {MOST_EPOCHS} epochs are not chosen"
+    if training.epochs == _most_epochs(settings):
+        text += f"; more than {training.epochs} epochs are not chosen"
     return text
+
+
+def _most_epochs(settings: FitSettings) -> int:
+    """Return the limit of the number of epochs: that of the user, or our own."""
+    epochs = settings.trainer.max_epochs
+    return _MOST_EPOCHS if epochs is None or epochs < 0 else epochs
 
 
 def _sizes(settings: FitSettings, layers: Layers, model: Classifier) -> Iterator[int]:

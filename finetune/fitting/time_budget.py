@@ -21,7 +21,6 @@ from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
 from finetune.training.precision import allow_tf32
 
-MOST_EPOCHS = 100
 # Loggers whose messages the fit will log again.
 _LOGGED_AGAIN = ("finetune.training", "finetune.features.linear_probe")
 _WARM_UP = 3  # untimed steps, in which libraries choose their kernels and workers read ahead

@@ -11,6 +11,7 @@ from finetune.demo import drawing
 from finetune.demo.demo import demo
 from finetune.distributed.signals import Interrupted
 from finetune.fitting.plan import Plan
+from finetune.fitting.time_budget import Costs
 from finetune.runs.metrics_csv import read_metrics
 from finetune.settings.all_commands import DemoSettings
 from finetune.settings.configs import find
@@ -85,7 +86,11 @@ def test_each_fit_has_one_device_and_ctrl_c_promises_nothing(
         plans.append(plan)
         raise Interrupted(2)
 
+    costs = Costs(start=1.0, train=0.1, evaluate=0.01, decode=0.0, between=0.1)
+    monkeypatch.setattr("finetune.fitting.minutes.measure", lambda *_: costs)
     monkeypatch.setattr("finetune.demo.demo.fit", stopped)
     with pytest.raises(Interrupted, match="^stopped by SIGINT$") as caught:  # there is no --resume
         demo(DemoSettings(root=str(tmp_path)))
-    assert caught.value.exit_code == 130 and plans[0].settings.trainer.devices == 1
+    assert caught.value.exit_code == 130
+    trainer = plans[0].settings.trainer
+    assert trainer.devices == 1 and trainer.max_epochs == 6  # of the config, as there is time

@@ -81,19 +81,23 @@ def test_minutes_are_written_as_epochs_that_repeat_the_run(colours, cli, tmp_pat
 
 
 @pytest.mark.slow
-def test_minutes_overrule_the_epochs_of_a_config_and_are_not_measured_again_to_resume(
-    colours, cli, tmp_path, tried
+def test_epochs_are_the_most_that_minutes_choose_and_a_resumed_run_keeps_its_own(
+    colours, cli, tmp_path, tried, caplog
 ):
-    (tmp_path / "before.yaml").write_text("trainer: {max_epochs: 7, limit_train_batches: 1}")
-    sizes = tried(200.0)
-    fit = ["fit", "--data.root", colours, *SHORT, "--config", "before.yaml", "--minutes"]
-    cli(*fit, 2)
+    """600 images a second: there is time for a hundred epochs; 60 images in batches of 8."""
+    sizes = tried(0.01)
+    (tmp_path / "most.yaml").write_text("trainer: {max_epochs: 3}")
+    fit = ["fit", "--data.root", colours, *SHORT, "--config", "most.yaml", "--minutes"]
+    with caplog.at_level("INFO", "finetune"):
+        cli(*fit, 2)
     run = tmp_path / "runs/fit/version_0"
     before = config_of(run)["trainer"]
-    assert before["max_epochs"] != 7 and before["limit_train_batches"] != 1
+    assert before["max_epochs"] == 3 and "more than 3 epochs" in caplog.text
     cli(*fit, 50, "--resume")
     assert len(sizes) == 1 and config_of(run)["trainer"] == before
     assert not (tmp_path / "runs/fit/version_1").exists()
+    cli(*fit, 2, "--epochs", 2, "--batch", 8)
+    assert config_of(tmp_path / "runs/fit/version_1")["trainer"]["max_epochs"] == 2
 
 
 @pytest.mark.slow
