@@ -25,6 +25,7 @@ from finetune.models.image_classifier import check_first_pass
 from finetune.models.network_names import is_timm
 from finetune.settings.layers import Layers, replaced
 from finetune.settings.schema import FitSettings
+from finetune.system.messages import counted
 from finetune.system.progress import duration
 from finetune.training.classifier import Classifier
 from finetune.training.precision import automatic_precision
@@ -45,9 +46,6 @@ def settle_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
         plan: Its settings have `minutes`.
         layers: Who has set what.
         began: `time.monotonic` when the command began.
-
-    Raises:
-        ValueError: The time is not enough for a single step.
     """
     settings = plan.settings
     assert settings.minutes is not None, "only of a fit with minutes"
@@ -68,7 +66,8 @@ def settle_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
         trainer = one_device(replaced(settings.trainer, {"precision": precision}), {})
         costs = measure(model, data, trainer, num_devices, seconds, end - time.monotonic())
     sizes = _sizes(settings, layers, model)
-    size, training = _longest_fit(costs, end - time.monotonic(), work, sizes, settings)
+    left = end - time.monotonic() - _besides_training(costs, work)
+    size, training = _longest_fit(costs, left, work, sizes, _most_epochs(settings))
     values: dict[str, Any] = {
         "minutes": None,
         "trainer.max_epochs": training.epochs,
@@ -79,11 +78,19 @@ def settle_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
         values["data.image_size"] = size
     if takes(settings.data, "cache_limit_gb") and data.cache_limit_gb == 0:
         values["data.cache_limit_gb"] = 0.0
-    return plan.put(values, _note(size, training, work, settings, began))
+    note = _note(size, training, work, settings, began)
+    if training.seconds > left:
+        note += f"; there is no time for a single step, so the fit ends {duration(training.seconds - left)} late"
+    return plan.put(values, note)
+
+
+def _besides_training(costs: Costs, work: Work) -> float:
+    """Return the seconds of a fit in which it does not train."""
+    return costs.start + _ENDING + work.evaluated * (costs.evaluate + costs.decode)
 
 
 def _longest_fit(
-    costs: Costs, left: float, work: Work, sizes: Iterator[int], settings: FitSettings
+    costs: Costs, left: float, work: Work, sizes: Iterator[int], most: int
 ) -> tuple[int, TrainingLength]:
     """Return image size and length of the longest fit within a time.
 
@@ -91,36 +98,26 @@ def _longest_fit(
 
     Args:
         costs: The costs with images of the first size.
-        left: Seconds until the fit must have ended.
+        left: Seconds for training and validation.
         work: The images of the fit.
         sizes: Sides of images in pixels, from the largest down. Without enough time for any, the last one is chosen.
-        settings: The settings of the fit, with its minutes and the most epochs.
-
-    Raises:
-        ValueError: The time is not enough for a single step.
+        most: The most epochs.
     """
-    others = costs.start + _ENDING + work.evaluated * (costs.evaluate + costs.decode)
     measured = None
     for size in sizes:
         measured = measured or size
         scaled = costs.at_scale(size / measured)
         training = longest_training(
-            left - others,
+            left,
             batch=scaled.train * work.batch_size,
             between=scaled.between + work.validated * scaled.evaluate,
             num_images=work.train,
             batch_size=work.batch_size,
-            most=_most_epochs(settings),
+            most=most,
         )
         # half of the fewest epochs of a fit of default length
-        if training is not None and 2 * training.seen >= work.train * fewest_epochs(work.train):
+        if 2 * training.seen >= work.train * fewest_epochs(work.train):
             break
-    if training is None:
-        raise ValueError(
-            f"--minutes {settings.minutes:g} is not enough for a single step: the rest takes {others:.0f} s on this "
-            f"machine, and a step {scaled.train * work.batch_size:.1f} s; allow more minutes, or use a smaller --size "
-            "(--data.image_size) or --batch (--data.batch_size)"
-        )
     return size, training
 
 
@@ -148,10 +145,10 @@ def _note(
     size: int, training: TrainingLength, work: Work, settings: FitSettings, began: float
 ) -> str:
     """Return the note about the choice."""
-    part = f" of {training.batches} batches each" if training.batches else ""
+    part = f" of {counted(training.batches, 'batch', 'batches')} each" if training.batches else ""
     batches = training.batches or math.ceil(work.train / work.batch_size)
     steps = training.epochs * math.ceil(batches / settings.trainer.accumulate_grad_batches)
-    text = f"{training.epochs} epochs{part}, {steps:,} steps, with images of {size} pixels"
+    text = f"{counted(training.epochs, 'epoch')}{part}, {counted(steps, 'step')}, with images of {size} pixels"
     took = duration(time.monotonic() - began)
     text += f": about {duration(training.seconds)} on this machine, after {took} so far"
     if training.epochs == _most_epochs(settings):

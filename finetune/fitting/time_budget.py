@@ -102,8 +102,8 @@ def longest_training(
     num_images: int,
     batch_size: int,
     most: int,
-) -> TrainingLength | None:
-    """Return the longest fit that takes at most `seconds`; None if there is no time for a single batch.
+) -> TrainingLength:
+    """Return the longest fit that takes at most `seconds`, or one of a single batch, if there is no time for any.
 
     If there is time for few epochs only, epochs are shortened. Each then has the first batches of its own random order,
     so that no image is skipped for long.
@@ -128,14 +128,13 @@ def longest_training(
 
     complete = seconds / (full_batches * batch + between)
     num_epochs = math.floor(complete) if complete >= _MIN_COMPLETE_EPOCHS else math.ceil(complete)
-    epochs = min(most, num_epochs)
-    batches = affordable_batches(epochs) if epochs > 0 else 0
+    epochs = max(1, min(most, num_epochs))
+    batches = affordable_batches(epochs)
     # validations of more epochs would take all of the time
     while epochs > 1 and batches < 1:
         epochs -= 1
         batches = affordable_batches(epochs)
-    if batches < 1:
-        return None
+    batches = max(1, batches)
     seen = epochs * min(num_images, batches * batch_size)
     each = min(full_batches, batches) * batch + between
     return TrainingLength(epochs, batches if batches < num_batches else None, seen, epochs * each)

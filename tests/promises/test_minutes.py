@@ -84,7 +84,7 @@ def test_minutes_are_written_as_epochs_that_repeat_the_run(colours, cli, tmp_pat
 def test_epochs_are_the_most_that_minutes_choose_and_a_resumed_run_keeps_its_own(
     colours, cli, tmp_path, tried, caplog
 ):
-    """600 images a second: there is time for a hundred epochs; 60 images in batches of 8."""
+    """There is time for more than a hundred."""
     sizes = tried(0.01)
     (tmp_path / "most.yaml").write_text("trainer: {max_epochs: 3}")
     fit = ["fit", "--data.root", colours, *SHORT, "--config", "most.yaml", "--minutes"]
@@ -113,6 +113,17 @@ def test_minutes_make_images_smaller_unless_their_size_is_set(
     assert sizes == [224]
     config = config_of(tmp_path / "runs/fit/version_0")
     assert config["data"]["init_args"]["image_size"] == size
+
+
+def test_a_fit_without_time_trains_one_step_and_says_how_late_it_ends(
+    colours, cli, tmp_path, tried, caplog
+):
+    tried(20_000.0)
+    with caplog.at_level("INFO", "finetune"):
+        cli("fit", "--data.root", colours, *SHORT, "--minutes", "1", "--batch", "8")
+    trainer = config_of(tmp_path / "runs/fit/version_0")["trainer"]
+    assert trainer["max_epochs"] == trainer["limit_train_batches"] == 1
+    assert "single step" in caplog.text and "minutes late" in caplog.text
 
 
 TWO_PROCESSES = """

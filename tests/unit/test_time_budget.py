@@ -11,7 +11,7 @@ from finetune.fitting.time_budget import TrainingLength, longest_training
 
 def longest(
     seconds: float, batch: float, between: float, num_images: int, batch_size: int, most: int
-) -> TrainingLength | None:
+) -> TrainingLength:
     return longest_training(
         seconds,
         batch=batch,
@@ -35,7 +35,6 @@ def test_training_uses_nine_tenths_of_its_time_and_no_more(
     seconds, batch, between, num_images, batch_size
 ):
     found = longest(seconds, batch, between, num_images, batch_size, most=10**9)
-    assert found is not None
     full = math.ceil(num_images / batch_size)
     batches = found.batches or full
     # a smaller last batch takes as long as it has images
@@ -48,5 +47,5 @@ def test_training_uses_nine_tenths_of_its_time_and_no_more(
 
 
 @given(seconds=st.floats(-3, 1.49))
-def test_without_time_for_a_batch_there_is_no_training(seconds):
-    assert longest(seconds, 1.0, 0.5, 100, 32, 100) is None
+def test_without_time_for_a_batch_there_is_one(seconds):
+    assert longest(seconds, 1.0, 0.5, 100, 32, 100) == TrainingLength(1, 1, 32, 1.5)
