@@ -381,7 +381,7 @@ class FitSettings(Section, frozen=True):
         name: Name of the run's folder, instead of version_N. With --resume the run to continue.
         folds: Cross-validation: one fit per fold. Each image is tested once; the networks also become one checkpoint.
         members: Ensemble: fits with different random heads. Their checkpoint averages the probabilities.
-        minutes: End after about M minutes: chooses size, epochs (at most --epochs).
+        minutes: End after about M minutes, or --epochs. It chooses the number of epochs and the size of images.
         patience: Early stopping: N validations without improvement. Measured is val/accuracy (multi-label: val/mAP).
         threshold: Choose a threshold for f1, accuracy, recall:0.95. On the validation split, for the first of two
             classes, CLASS of f1:CLASS, or each of several labels.
