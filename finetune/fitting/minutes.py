@@ -66,7 +66,8 @@ def settle_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
         trainer = one_device(replaced(settings.trainer, {"precision": precision}), {})
         costs = measure(model, data, trainer, num_devices, seconds, end - time.monotonic())
     sizes = _sizes(settings, layers, model)
-    left = end - time.monotonic() - _besides_training(costs, work)
+    besides = costs.start + _ENDING + work.evaluated * (costs.evaluate + costs.decode)
+    left = end - time.monotonic() - besides
     size, training = _longest_fit(costs, left, work, sizes, _most_epochs(settings))
     values: dict[str, Any] = {
         "minutes": None,
@@ -80,13 +81,9 @@ def settle_minutes(plan: Plan, layers: Layers, began: float) -> Plan:
         values["data.cache_limit_gb"] = 0.0
     note = _note(size, training, work, settings, began)
     if training.seconds > left:
-        note += f"; there is no time for a single step, so the fit ends {duration(training.seconds - left)} late"
+        late = duration(training.seconds - left)
+        note += f", and {duration(besides)} for all else, so the fit ends about {late} late"
     return plan.put(values, note)
-
-
-def _besides_training(costs: Costs, work: Work) -> float:
-    """Return the seconds of a fit in which it does not train."""
-    return costs.start + _ENDING + work.evaluated * (costs.evaluate + costs.decode)
 
 
 def _longest_fit(
@@ -152,7 +149,7 @@ def _note(
     took = duration(time.monotonic() - began)
     text += f": about {duration(training.seconds)} on this machine, after {took} so far"
     if training.epochs == _most_epochs(settings):
-        text += f"; more than {training.epochs} epochs are not chosen"
+        text += f"; {counted(training.epochs, 'epoch')} at most"
     return text
 
 

@@ -92,7 +92,7 @@ def test_epochs_are_the_most_that_minutes_choose_and_a_resumed_run_keeps_its_own
         cli(*fit, 2)
     run = tmp_path / "runs/fit/version_0"
     before = config_of(run)["trainer"]
-    assert before["max_epochs"] == 3 and "more than 3 epochs" in caplog.text
+    assert before["max_epochs"] == 3 and "3 epochs at most" in caplog.text
     cli(*fit, 50, "--resume")
     assert len(sizes) == 1 and config_of(run)["trainer"] == before
     assert not (tmp_path / "runs/fit/version_1").exists()
@@ -123,7 +123,7 @@ def test_a_fit_without_time_trains_one_step_and_says_how_late_it_ends(
         cli("fit", "--data.root", colours, *SHORT, "--minutes", "1", "--batch", "8")
     trainer = config_of(tmp_path / "runs/fit/version_0")["trainer"]
     assert trainer["max_epochs"] == trainer["limit_train_batches"] == 1
-    assert "single step" in caplog.text and "minutes late" in caplog.text
+    assert "for all else" in caplog.text and "minutes late" in caplog.text
 
 
 TWO_PROCESSES = """
