@@ -213,10 +213,8 @@ def _run_command(command: str, arguments: Sequence[str], began: float) -> None:
     function = _import(COMMANDS[command].function)
     if line.has_configs:
         function(layers, [command, *arguments], began)
-    elif command in (
-        "review",
-        "serve",
-    ):  # there is nothing to save until they have handlers of their own
+    elif command in ("review", "serve"):
+        # there is nothing to save until they have handlers of their own
         with _exit_at_signals_without_raising():
             function(settings)
     else:

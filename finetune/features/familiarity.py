@@ -129,7 +129,7 @@ def logits_and_familiarity(
     """Return the logits of images (B, K), and their familiarity (B,), which is empty if it is not known.
 
     Args:
-        forward: Computes the logits by the network.
+        forward: Computes the logits by the network: itself, or the module that calls it with its precision.
         images: (B, 3, h, w) uint8 RGB.
         network: The network.
         familiarity: That of the network.

@@ -46,7 +46,7 @@ from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet
 from finetune.training.classifier import Classifier
 from finetune.training.lr_schedulers import UNSUPPORTED
 from finetune.training.precision import automatic_precision, prepare_arithmetic
-from finetune.training.prediction_files import AnswersWriter
+from finetune.training.prediction_files import WriteTestPredictions
 from finetune.training.progress_bar import ImageProgressBar
 
 log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ def build_trainer(
     all_callbacks = [
         *(folder, LoggedConfig(folder), LimitWaits()),
         *callbacks,
-        *(AnswersWriter(run), Results(run), Skipped(run)),
+        *(WriteTestPredictions(run), Results(run), Skipped(run)),
     ]
     if settings.enable_progress_bar:
         all_callbacks.append(ImageProgressBar())

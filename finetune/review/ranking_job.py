@@ -46,7 +46,7 @@ class LabelsNow(NamedTuple):
     is_skipped: NDArray[np.bool_]
 
     def equals(self, other: "LabelsNow") -> bool:
-        """Return whether the same images have the same labels."""
+        """Return whether the same images have the same labels, whatever people have skipped."""
         is_same = np.array_equal(self.labels, other.labels)
         return is_same and np.array_equal(self.is_kept, other.is_kept)
 

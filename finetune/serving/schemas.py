@@ -29,11 +29,11 @@ class PredictOptions(BaseModel):
 
 
 def _fields(rule: DecisionRule) -> dict[str, Any]:
-    """Return the fields of `Prediction` in an answer, by the type of their values."""
+    """Return the type of each field of `Prediction` in an answer, by its name."""
     names = ["label", "probability", "probabilities"]
     if not rule.is_single:
         names = ["labels", "probabilities", "thresholds"]
-    # without None
+    # without None: such a field is absent
     columns = {column.name: get_args(column.type)[0] for column in rule.columns}
     return {name: _TYPES[name] for name in names} | columns
 
@@ -42,6 +42,9 @@ def answer_model(rule: DecisionRule) -> type[BaseModel]:
     """Return the schema of the answer to a request: a prediction for each image, in the order of the request."""
     helps = helps_of(Prediction) | {
         "name": "of the file, as the request has it; empty for a body without one",
+        "label": "the predicted class",
+        "probability": "of the predicted class",
+        "labels": "those whose probability is at least their threshold",
         "probabilities": "of every class or label, or of the top_k most probable, in that order",
         "thresholds": "of the same labels",
     }

@@ -44,7 +44,8 @@ LEAST_TO_CHOOSE = 10
 _MOST_SHOWN = 8  # labels in a line
 _MAX_STEPS = 100  # of Newton's method; about eight are needed
 _CHUNK = 2**22  # logits that are fitted at once: some 100 MB
-# A probability differs by less in batches of another size (float32). So the image that decides a limit is below it.
+# Rounding in batches of another size (float32) changes a probability by a smaller share. With it, the image that
+# decides a limit stays in its set.
 _ROUNDING = 1e-5
 _MOST_LOGIT = 1e4  # of several labels; beyond it a label is certain
 

@@ -1,4 +1,4 @@
-"""The prediction for an image, made in one place for files, programs and the service.
+"""The prediction for an image, made in one place for files, Python and the service.
 
 `predict` and `test` write a row for each, `finetune.load` returns them, and `serve` answers with them. A column is a
 field of `Prediction` that `column` declares: how it is computed, and for which networks. Files, the printed prediction,
@@ -46,16 +46,16 @@ class Prediction:
         probability: Probability of the predicted class, also where the label is `unsure` or `none`. Only of such a
             network.
         labels: The labels whose probability is at least their threshold, in the order of `class_names`. Of a network
-            with one class per image, the predicted class, also where the label is `unsure` or `none`.
+            with one class per image, a tuple of the predicted class, also where the label is `unsure` or `none`.
         probabilities: Probability of each class or label, by name, in the order of `class_names`.
         thresholds: Threshold of each label, by name; None with one class per image.
         abstention: `unsure` or `none`, if it is predicted instead of the class; else "".
         path: The image's file, if it was read from one.
         index: The image's position among those passed; each file of a folder or glob counts.
         set: The prediction set, the most probable first, which has the true class for the share `coverage` of images.
-            None without a coverage.
-        familiar: The share of the validation images that are as little like the training images. Below 0.05 the image
-            may be of none of the classes. None if the model does not know.
+            Absent (None in Python) without a coverage.
+        familiar: The share of the validation images that are less like the training images than this one, or as little.
+            Below 0.05 the image may be of none of the classes. Absent (None in Python) if the model does not know.
     """
 
     labels: tuple[str, ...]
@@ -125,8 +125,8 @@ class DecisionRule:
             check_none_below(self.none_below, self.familiarity)
         for option, word in {"abstain_below": UNSURE, "none_below": NONE}.items():
             if getattr(self, option) and word in self.class_names:
-                raise ValueError(
-                    f"{option} would predict {word}, which is one of the classes: omit it"
+                raise WrongUsage(
+                    f"would predict {word}, which is one of the classes: omit it", option
                 )
 
     @property
@@ -161,7 +161,7 @@ class DecisionRule:
 
 
 class Scores:
-    """What a network computes of images. Their predictions are made when this is iterated over, since they are larger.
+    """What a network computes of images. Iterating makes their predictions one by one, which need more memory.
 
     Args:
         rule: How the images are predicted.

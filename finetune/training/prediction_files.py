@@ -30,7 +30,7 @@ from finetune.system.messages import WrongUsage, counted, shown
 from finetune.training.groups import Groups
 from finetune.training.outputs import Outputs
 from finetune.training.prediction import DecisionRule, Scores
-from finetune.training.prediction_rows import Answer, Rows
+from finetune.training.prediction_rows import Outcome, Rows
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class _OfRank(NamedTuple):
 
     counts: Counter[str | None]
     num_rows: int
-    last: tuple[str, Answer] | None
+    last: tuple[str, Outcome] | None
 
 
 def group_file(path: Path) -> Path:
@@ -131,7 +131,7 @@ class PredictionWriter(pl.Callback):
         if self.is_written:
             with self._keep_part_on_error(trainer):
                 self._csv.writerows(
-                    _names(samples, i) | self.rows.cells(one) for i, one in in_order
+                    _name_cells(samples, i) | self.rows.cells(one) for i, one in in_order
                 )
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -193,7 +193,7 @@ class PredictionWriter(pl.Callback):
             raise OSError(f"{message}; the rows so far are in {parts}") from error
 
     def _print_summary(
-        self, counts: Counter[str | None], num_rows: int, last: tuple[str, Answer]
+        self, counts: Counter[str | None], num_rows: int, last: tuple[str, Outcome]
     ) -> None:
         path, one = last
         if num_rows == 1:
@@ -216,7 +216,7 @@ class PredictionWriter(pl.Callback):
         return self.place.with_name(f".{self.place.name}.{self._token}.part{rank}")
 
 
-class AnswersWriter(pl.Callback):
+class WriteTestPredictions(pl.Callback):
     """Writes `test_predictions.csv` into the folder of the run, on rank 0. Its rows also have the true class or labels.
 
     If the images have groups, `test_group_predictions.csv` has a row for each group.
@@ -266,7 +266,7 @@ def _write(
             target_of: Any = samples.targets[i]
             is_class = isinstance(target_of, int)
             true = [target_of] if is_class else np.flatnonzero(target_of).tolist()
-            row = _names(samples, i)
+            row = _name_cells(samples, i)
             means: Sequence[float] = ()
             if groups is not None:
                 row["images"] = groups.sizes[i]
@@ -278,11 +278,11 @@ def _write(
     return counts
 
 
-def _names(samples: Samples, i: int) -> dict[str, Any]:
+def _name_cells(samples: Samples, i: int) -> dict[str, Any]:
     return {"path": samples.paths[i], "group": samples.group_name(i)}
 
 
-def _evaluated(rule: DecisionRule, outputs: Outputs) -> Iterator[tuple[int, Answer]]:
+def _evaluated(rule: DecisionRule, outputs: Outputs) -> Iterator[tuple[int, Outcome]]:
     """Yield the index of each image that was evaluated, and the prediction for it."""
     for first in range(0, len(outputs.index), _ROWS_AT_ONCE):
         part = slice(first, first + _ROWS_AT_ONCE)

@@ -10,7 +10,7 @@ from finetune.training.prediction import ONE_CLASS, DecisionRule, Prediction, ro
 
 _MOST_PRINTED = 4  # classes of a single image, next to the predicted ones
 
-Answer = Prediction | str  # of an image that cannot be decoded, the reason
+Outcome = Prediction | str  # of an image that cannot be decoded, the reason
 
 
 class Rows:
@@ -44,11 +44,13 @@ class Rows:
             top_k = NUM_BEST
         self.top_k = top_k
         self._separator = label_separator(names)
-        self._true = "label" if rule.is_single else "labels"
-        self._predicted = "predicted" if is_test else "labels"
+        self._true_column = "label" if rule.is_single else "labels"
+        self._predicted_column = "predicted" if is_test else "labels"
         if rule.is_single:
-            self._predicted = "class"
-        columns = [self._true, self._predicted] if is_test else [self._predicted]
+            self._predicted_column = "class"
+        columns = (
+            [self._true_column, self._predicted_column] if is_test else [self._predicted_column]
+        )
         columns += ["probability"] if rule.is_single else []
         if top_k is None:
             columns += [f"p_{name}" for name in names]
@@ -61,7 +63,7 @@ class Rows:
         self.group_columns = ["group", "images", *columns, *means, "error"]
 
     def cells(
-        self, one: Answer, true: Iterable[int] = (), means: Sequence[float] = ()
+        self, one: Outcome, true: Iterable[int] = (), means: Sequence[float] = ()
     ) -> dict[str, Any]:
         """Return the cells of an image or a group, except its name; a missing one is empty.
 
@@ -71,11 +73,11 @@ class Rows:
             means: Of several labels and a group, the mean of the probabilities of its images, K.
         """
         names = self.rule.class_names
-        row: dict[str, Any] = {self._true: self._cell(tuple(names[k] for k in true))}
+        row: dict[str, Any] = {self._true_column: self._cell(tuple(names[k] for k in true))}
         if isinstance(one, str):
             return row | {"error": one}
         p = {name: rounded(value) for name, value in one.probabilities.items()}
-        row[self._predicted] = self._cell(self.predicted(one))
+        row[self._predicted_column] = self._cell(self.predicted(one))
         if self.rule.is_single:
             row["probability"] = rounded(one.probability)
         of_names = zip(names, means, strict=False)
@@ -102,7 +104,7 @@ class Rows:
         """Return the predicted class, which may be `none` or `unsure`, or the predicted labels."""
         return (one.label,) if self.rule.is_single else one.labels
 
-    def counted(self, one: Answer) -> Sequence[str | None]:
+    def counted(self, one: Outcome) -> Sequence[str | None]:
         """Return what the summary counts of an image: None if it cannot be decoded, "" if it has no label."""
         return [None] if isinstance(one, str) else self.predicted(one) or [""]
 
@@ -112,7 +114,7 @@ class Rows:
         most_first = sorted(counts.items(), key=lambda item: -item[1])
         return ", ".join(f"{num} {words.get(name, name)}" for name, num in most_first)
 
-    def describe(self, one: Answer) -> str:
+    def describe(self, one: Outcome) -> str:
         """Return the prediction for a single image in words."""
         if isinstance(one, str):
             return "unreadable"

@@ -30,7 +30,7 @@ from finetune.training import prediction_files
 from finetune.training.calibration import Calibration
 from finetune.training.outputs import Outputs
 from finetune.training.prediction import DecisionRule, Scores
-from finetune.training.prediction_files import AnswersWriter, PredictionWriter
+from finetune.training.prediction_files import PredictionWriter, WriteTestPredictions
 from finetune.training.prediction_rows import Rows
 
 pytestmark = QUIET
@@ -182,7 +182,7 @@ def test_test_predictions_csv_is_read_as_it_was_written(paths, names, num_bad, h
         targets = ClassIndex(labels, num_classes)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(folder, "test", Path(folder))
-        writer = AnswersWriter(run)
+        writer = WriteTestPredictions(run)
         trainer(Path(folder), writer).test(network, Images(paths, targets), verbose=False)
         target = Path(folder) / "test_predictions.csv"
         assert [row["path"] for row in read(target)] == paths
@@ -203,7 +203,7 @@ def test_test_predictions_csv_is_read_as_it_was_written(paths, names, num_bad, h
 
 def test_test_predictions_of_very_many_classes_have_the_best_five(tmp_path):
     names = [f"class {i}" for i in range(60)]
-    writer = AnswersWriter(Run(tmp_path, "test", tmp_path))
+    writer = WriteTestPredictions(Run(tmp_path, "test", tmp_path))
     targets = ClassIndex(np.array([7]), 60)
     p = drawn(1, 60)
     network = Network(p, names)
