@@ -36,7 +36,7 @@ class TableSettings(Section, frozen=True):
     Attributes:
         root: Of a table: folder that its paths start from, if not its own.
         columns: Of a table: columns, such as path:photo,label:breed.
-        label_separator: Of a table: character between the labels of an image.
+        label_separator: Of a table: character between the labels of an image, if not ; or |.
     """
 
     root: Folder | None = None
@@ -152,7 +152,7 @@ class ServeSettings(Section, frozen=True):
         ckpt_path: A checkpoint of `finetune fit`, or a file that `finetune export` made of one.
         host: Address to listen on; 0.0.0.0 accepts other machines.
         port: Port of the page; 0: any free one.
-        token: That requests must send; safer: FINETUNE_TOKEN. Other users may read a command line.
+        token: Word that requests must send; safer: FINETUNE_TOKEN. Other users may read a command line.
         device: cpu, cuda or cuda:1.
         precision: 32-true or bf16-mixed; by default as in predict.
         max_batch: Images classified at a time, at most.
@@ -318,7 +318,7 @@ class RunsSettings(Section, frozen=True):
 
     Attributes:
         folder: Folder of runs.
-        sort: Numbers are sorted from the highest down.
+        sort: when, data, network, epochs, accuracy, seconds, size or folder. Numbers are sorted from the highest down.
         json: Print JSON instead of a table.
     """
 

@@ -240,11 +240,11 @@ class ModelSettings(Section, frozen=True):
             `probe` if a single network starts from pretrained weights.
         freeze: Last frozen stage; backbone: only fit the head. With `backbone` the head is solved exactly; epochs,
             optimizer and augmentation have no effect.
-        freeze_batch_norm: Batch norm keeps its running statistics in stages that train, too. By default if the head
-            starts as `probe`.
+        freeze_batch_norm: Batch norm keeps its running statistics in stages that train, too. This is the default
+            if the head starts as `probe`.
         head_lr_multiplier: Learning rate of the head divided by that of the backbone.
         decay_norm_and_bias: Apply weight decay also to biases, norms, scales and position embeddings.
-        optimizer: An optimizer of torch. By its name or import path; its arguments: `--model.optimizer.NAME`.
+        optimizer: An optimizer of torch. Its name or import path; its arguments: `--model.optimizer.NAME`.
         scheduler: A scheduler of torch, by its name or import path; its arguments: `--model.scheduler.NAME`.
         scheduler_interval: Whether the scheduler steps after each optimizer step or each epoch.
         label_smoothing: Share of the target that is spread over all classes.
@@ -382,9 +382,9 @@ class FitSettings(Section, frozen=True):
         folds: Cross-validation: one fit per fold. Each image is tested once; the networks also become one checkpoint.
         members: Ensemble: fits with different random heads. Their checkpoint averages the probabilities.
         minutes: End after about M minutes, or --epochs. It chooses the number of epochs and the size of images.
-        patience: Early stopping: N validations without improvement. Measured is val/accuracy (multi-label: val/mAP).
-        threshold: Choose a threshold for f1, accuracy, recall:0.95. On the validation split, for the first of two
-            classes, CLASS of f1:CLASS, or each of several labels.
+        patience: Early stopping: N validations without improvement. It is that of val/accuracy (multi-label: val/mAP).
+        threshold: Choose a threshold for f1, accuracy, recall:0.95. It is chosen on the validation split, for the
+            first of two classes, for CLASS in f1:CLASS, or for each of several labels.
         coverage: Test prediction sets with the true class for SHARE of images.
         keep_last: Keep last.ckpt after the end, to continue the run; false deletes what only resuming needs.
         allow_changes: Let --resume continue with another seed, batch size or training images.
