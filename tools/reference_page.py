@@ -43,9 +43,14 @@ def reference() -> Iterator[str]:
         yield from _table(FIT, group_of(FIT, group))
     for command in (*OF_CHECKPOINT, *sorted(COMMANDS.keys() - {FIT, *OF_CHECKPOINT})):
         settings = settings_of(COMMANDS[command].settings)
-        own = settings.keys() - of_fit.keys() if has_groups(command) else settings.keys()
+        as_fit = of_fit if has_groups(command) else {}
+        own = [
+            one
+            for name, one in settings.items()
+            if name not in as_fit or one.help != as_fit[name].help
+        ]
         yield f"## finetune {command}\n"
-        yield from _table(command, [one for name, one in settings.items() if name in own])
+        yield from _table(command, own)
 
 
 def _table(command: str, settings: list[Setting]) -> Iterator[str]:

@@ -137,18 +137,23 @@ def settle_preparation(
         return NOTHING
     name_of, recommended = _recommended(model, start)
     current = arguments_in_effect(data)
-    values = {}
-    notes = []
+    defined = {}
+    differences = []
     for name, value in recommended.items():
         if not takes(data, name):
-            notes.append(f"not {name}, which its class does not take")
-        elif layers.layer_of(f"data.{name}") is not None:
-            notes += [f"{name} {current[name]}, not {value}"] if current[name] != value else []
-        else:
-            values[f"data.{name}"] = value
-            notes.append(f"{name} {value}")
-    note = f"images are prepared as defined by {name_of}: {', '.join(notes)}" if notes else ""
-    return values, note
+            differences.append(f"without {name} (its class does not take it)")
+        elif layers.layer_of(f"data.{name}") is None:
+            defined[name] = value
+        elif current[name] != value:
+            differences.append(f"{name} {current[name]} (not {value})")
+    if not defined and not differences:
+        return NOTHING
+    note = f"images are prepared as defined by {name_of}"
+    if differences:
+        note += f", but {', '.join(differences)}"
+    if defined:
+        note += ": " + ", ".join(f"{name} {value}" for name, value in defined.items())
+    return {f"data.{name}": value for name, value in defined.items()}, note
 
 
 def _recommended(model: ModelSettings, start: Start | None) -> tuple[str, dict[str, Any]]:

@@ -89,8 +89,8 @@ class ReviewSettings(TableSettings, frozen=True):
         run: Same as RUN: its mistakes come early.
         labels: Classes of images that have no labels. Of a table: single or several labels per image.
         output: By default corrections.csv in FOLDER, or labels.csv for images without labels.
-        weights: Weights of the features, if not those of RUN. DEFAULT downloads published ones once; null shows the
-            images in their order.
+        weights: Weights of the features, if not those of RUN. DEFAULT downloads published ones once; null shows
+            copies first, and images without labels in random order.
         backbone: The network of these weights.
         image_size: Side of its input, in pixels.
         port: Port of the page; 0: any free one.

@@ -376,8 +376,8 @@ class FitSettings(Section, frozen=True):
     Attributes:
         seed_everything: Seed of order, augmentation, random weights.
         ckpt_path: Begin a new run that continues from this checkpoint.
-        resume: Continue the newest such run, or RUN. It must be unfinished, of the same data and network; without one a
-            new run begins. Options that are not set keep the run's values.
+        resume: Continue the newest unfinished run, or RUN. Of the same data and network; else the newest finished one,
+            else a new run begins. Options that are not set keep the run's values.
         name: Name of the run's folder, instead of version_N. With --resume the run to continue.
         folds: Cross-validation: one fit per fold. Each image is tested once; the networks also become one checkpoint.
         members: Ensemble: fits with different random heads. Their checkpoint averages the probabilities.
@@ -521,7 +521,7 @@ class EvaluateSettings(Section, frozen=True):
     Attributes:
         seed_everything: Seed of what is random.
         ckpt_path: The checkpoint, or the folder of its run.
-        tta: Average with the mirror image, in twice the time.
+        tta: Average with the mirror image (flip), in twice the time.
     """
 
     ignored: ClassVar = (

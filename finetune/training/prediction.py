@@ -54,7 +54,7 @@ class Prediction:
         index: The image's position among those passed; each file of a folder or glob counts.
         set: The prediction set, the most probable first, which has the true class for the share `coverage` of images.
             Absent (None in Python) without a coverage.
-        familiar: The share of the validation images that are less like the training images than this one, or as little.
+        familiar: The share of the validation images that are at most as similar to the training images as this one.
             Below 0.05 the image may be of none of the classes. Absent (None in Python) if the model does not know.
     """
 
@@ -70,6 +70,12 @@ class Prediction:
     familiar: float | None = column(
         lambda scores: scores.familiar.tolist(), lambda rule: rule.familiarity is not None
     )
+
+    def __repr__(self) -> str:
+        is_single = self.thresholds is None
+        first = ["label", "probability"] if is_single else []
+        names = [*first, *(one.name for one in fields(self) if one.repr)]
+        return f"Prediction({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property
     def label(self) -> str:

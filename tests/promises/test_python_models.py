@@ -66,6 +66,12 @@ def test_python_answers_as_predict(finished, predicted):
     np.testing.assert_allclose(probabilities, list(predicted.values()), rtol=0, atol=2e-6)
 
 
+def test_a_printed_prediction_begins_with_its_label_and_probability(model, good):
+    (prediction,) = model.predict(good)
+    label, probability = prediction.label, prediction.probability
+    assert repr(prediction).startswith(f"Prediction({label=}, {probability=}, ")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])
 def test_predict_says_what_the_command_writes_to_the_digit(

@@ -456,6 +456,8 @@ def test_images_are_prepared_as_the_weights_of_timm_say_unless_it_is_set(
     assert preparation(settings_in(plan)) == {**PREPARED, **changes}
     (line,) = [text for text in plan.notes if text.startswith("images are prepared as")]
     assert all((f"{name} {PREPARED[name]}" in line) == (name not in changes) for name in PREPARED)
+    own, _ = line.rsplit(": ", 1)  # what the weights do not define
+    assert all(f"{name} {value}" in own for name, value in changes.items())
 
 
 def test_resume_prepares_images_as_before_though_the_weights_are_gone(
