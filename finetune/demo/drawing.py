@@ -574,8 +574,7 @@ def _write_class_folders(
 ) -> None:
     """Write images of one class each, `split/class/0000.png`, in a thread for each core."""
 
-    def write(image: tuple[str, str, int]) -> None:
-        split, name, index = image
+    def write(split: str, name: str, index: int) -> None:
         drawn = draw(name, (seed, SPLITS.index(split), index))
         _write_png(folder / split / name / f"{index:04d}.png", drawn)
 
@@ -585,7 +584,7 @@ def _write_class_folders(
             (folder / split / name).mkdir(parents=True)
             images += [(split, name, index) for index in range(count)]
     with ThreadPoolExecutor(num_cores()) as pool:
-        for _ in pool.map(write, images):
+        for _ in pool.map(lambda image: write(*image), images):
             pass
 
 
