@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 from finetune.data.addresses import is_address
 from finetune.data.corrections import EXCLUDED, CorrectionsFile
 from finetune.data.listing import ScanOptions
-from finetune.data.splits import name_of_data
+from finetune.data.splits import data_set_name
 from finetune.data.tables.table_columns import parse_columns
 from finetune.settings.all_commands import ReviewSettings
 from finetune.settings.schema import LabelsOfTable
@@ -101,7 +101,7 @@ def review(options: ReviewSettings) -> None:
             outdated=session.outdated,
         )
         token = secrets.token_urlsafe(24)
-        app = make_review_app(session, job, token, f"Review of {name_of_data(options.folder)}")
+        app = make_review_app(session, job, token, f"Review of {data_set_name(options.folder)}")
 
         def announce() -> None:
             num = len(images)

@@ -24,7 +24,7 @@ _KIND = b"finetune split"  # at most 16 bytes; separates these hashes from other
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-def name_of_data(place: str) -> str:
+def data_set_name(place: str) -> str:
     """Return the name of a data set by its folder; by the one above if it is `train`, as in `flowers/train`."""
     folder = Path(os.path.abspath(place))
     is_part = SPLIT_NAMES.get(folder.name.lower()) == "train"

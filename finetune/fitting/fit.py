@@ -48,11 +48,11 @@ from finetune.runs.removal import drop_last
 from finetune.runs.run_lock import hold
 from finetune.system.messages import as_wrong_usage, bytes_text
 from finetune.training import overview
+from finetune.training.add_familiarity import add_familiarity
 from finetune.training.augmented_sheet import write_augmented
 from finetune.training.calibration import Calibration, read_calibration
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
-from finetune.training.keep_familiarity import keep_familiarity
 from finetune.training.precision import automatic_precision
 from finetune.training.prediction_sets import check_enough
 
@@ -162,7 +162,7 @@ def _conclude(parts: Parts, is_resumed_finished: bool) -> None:
     """Test the weights of best.ckpt and report."""
     _check_stop(parts)
     best = _read_best(parts.run)
-    keep_familiarity(parts.trainer, parts.model, parts.data, parts.run)
+    add_familiarity(parts.trainer, parts.model, parts.data, parts.run)
     is_tested = parts.has_test and test(parts, best)
     calibration = parts.model.task.uncalibrated() if best is None else read_calibration(best)
     if parts.trainer.is_global_zero:

@@ -113,7 +113,7 @@ class Agreement:
     def as_plain(self) -> dict[str, Any]:
         """Return it as plain values for JSON."""
         return {
-            "num_pictures": self.num_images,
+            "num_images": self.num_images,
             "num_other": self.num_other,
             "largest_difference": self.largest,
             "milliseconds_of_the_network": round(self.milliseconds[0], 3),

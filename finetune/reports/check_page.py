@@ -12,7 +12,7 @@ from finetune.data.checking.image_facts import small_copy
 from finetune.data.data_set import DataSet
 from finetune.data.image_files import absolute_path
 from finetune.data.mirror import map_files
-from finetune.data.splits import name_of_data
+from finetune.data.splits import data_set_name
 from finetune.system.files import replace_text, replacing
 from finetune.system.html_page import link_to, render, thumbnail
 from finetune.system.machine import num_cores
@@ -50,7 +50,7 @@ def write_page(
     images = {i: describe(i, address) for i, address in zip(wanted, thumbnails, strict=True)}
     text = render(
         "reports/check.html",
-        title=f"{shown(name_of_data(data.place))}: data check",
+        title=f"{shown(data_set_name(data.place))}: data check",
         summary=list(_summary(data, seconds)),
         findings=findings,
         images=images,
@@ -94,7 +94,7 @@ def write_json(path: Path, data: DataSet, findings: Sequence[Finding], network: 
         "root": absolute_path(data.place),
         "date": datetime.now().isoformat(" ", "minutes"),
         "network": network,
-        "num_pictures": len(data.paths),
+        "num_images": len(data.paths),
         "classes": data.class_names,
         "counts": {
             split: row.tolist() for split, row in zip(data.splits, data.counts(), strict=True)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from finetune.data.addresses import is_address
-from finetune.data.splits import name_of_data
+from finetune.data.splits import data_set_name
 from finetune.runs.best_epoch import MONITORS
 from finetune.runs.headline import NO_RESULT
 from finetune.runs.metrics_csv import read_metrics
@@ -130,7 +130,7 @@ class RunRecord(RunDir):
     def data_set(self) -> str:
         """The name of the data set by its folder; "" if it is not known."""
         root = self.facts.root or self.setting("data", "init_args", "root")
-        return name_of_data(os.path.join(self.facts.folder, root)) if isinstance(root, str) else ""
+        return data_set_name(os.path.join(self.facts.folder, root)) if isinstance(root, str) else ""
 
     @property
     def network(self) -> str:

@@ -46,13 +46,13 @@ class ServiceMetrics:
             registry=self.registry,
         )
         self.predicted = Counter(
-            "finetune_pictures", "Images by predicted class.", ["label"], registry=self.registry
+            "finetune_images", "Images by predicted class.", ["label"], registry=self.registry
         )
         self.batches = Histogram(
             "finetune_batch_size", "Images per batch.", buckets=_SIZES, registry=self.registry
         )
         num_waiting = Gauge(
-            "finetune_waiting_pictures",
+            "finetune_waiting_images",
             "Accepted images without an answer yet.",
             registry=self.registry,
         )

@@ -162,9 +162,9 @@ def _errors_of_predict(limits: Limits) -> dict[int, str]:
         408: f"the request took longer than {limits.seconds:g} s to arrive",
         413: f"more than {limits.max_images} images or {limits.max_bytes:,} bytes",
         415: "a form that is not in UTF-8",
-        422: "an invalid option, no image, or an unreadable one: `pictures` lists which, and why",
+        422: "an invalid option, no image, or unreadable ones: `images` lists them with the reasons",
         429: f"more than {limits.max_waiting} images or too many large requests: retry after Retry-After seconds",
-        500: "a failure of the service, or probabilities that are not finite numbers: `pictures` lists the images",
+        500: "a failure of the service, or probabilities that are not finite numbers: `images` lists the failed ones",
         503: f"no answer within {limits.seconds:g} s",
     }
 

@@ -90,7 +90,7 @@ class Error(BaseModel):
     """The answer to a request that is refused."""
 
     error: str = Field(description="one line: what is wrong, and what to do")
-    pictures: list[FailedImage] = Field(
+    images: list[FailedImage] = Field(
         default=[], description="the images of the request that failed"
     )
 

@@ -172,7 +172,7 @@ class Service:
 def _failure(status: int, uploads: Sequence[Upload], errors: dict[int, str]) -> HTTPException:
     """Return the error of a request some of whose images failed."""
     failed = [FailedImage(index=i, name=uploads[i].name, error=text) for i, text in errors.items()]
-    return HTTPException(status, Error(error=failed[0].error, pictures=failed))
+    return HTTPException(status, Error(error=failed[0].error, images=failed))
 
 
 def _name(upload: Upload, i: int) -> str:

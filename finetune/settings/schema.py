@@ -165,10 +165,10 @@ class DataSettings(Section, frozen=True):
     predict: Annotated[
         list[str] | str | None,
         About(
-            word="pictures",
+            word="images",
             place="IMAGES",
             value="IMAGES",
-            also="pictures picture images image files input source",
+            also="picture pictures image files input source",
             resume="free",
         ),
     ] = None

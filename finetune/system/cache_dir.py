@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-IMAGES = ".pictures"
+IMAGES = ".images"
 COPIES = "copies-of-images"  # the folder in that of caches with copies of images in object storage and of archives
 COPIES_MARK = ".finetune-copies"  # an empty file in each folder there
 # Each cache file begins with a header: this mark, then fields that depend on the kind of cache.

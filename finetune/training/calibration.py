@@ -74,7 +74,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: tuple[Annotated[float, Meta(ge=LOWEST, le=HIGHEST)], ...]
     bias: tuple[Annotated[float, Meta(ge=-MOST_BIAS, le=MOST_BIAS)], ...]
     thresholds: tuple[Annotated[float, Meta(ge=0, le=1)], ...] = ()
-    num_images: Annotated[int, Meta(ge=0, le=2**53)] = msgspec.field(default=0, name="num_pictures")
+    num_images: Annotated[int, Meta(ge=0, le=2**53)] = 0
     aim: Aim | None = None
     reached: Annotated[float, Meta(ge=0, le=1)] | None = None
     unreached: tuple[Annotated[int, Meta(ge=0)], ...] = ()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytorch_lightning as pl
 
 from finetune.settings.schema import HeadInit
+from finetune.training.add_familiarity import find_familiarity
 from finetune.training.calibration import Calibration
-from finetune.training.keep_familiarity import find_familiarity
 from finetune.training.loss import target_of
 from finetune.training.outputs import collect
 

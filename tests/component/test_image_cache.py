@@ -107,7 +107,7 @@ def are_same(first: list[dict], second: list[dict]) -> bool:
 
 
 def caches() -> list[Path]:
-    return sorted(cache_dir().glob("*.pictures"))
+    return sorted(cache_dir().glob("*.images"))
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -156,7 +156,7 @@ def bomb(width: int, height: int) -> bytes:
 def test_a_bad_image_is_named_and_fails_its_own_request(client):
     contents = image_bytes(), b"", image_bytes()[:200], bomb(30_000, 30_000)
     answer = client.post("/predict", files=files(*contents))
-    bad = answer.json()["pictures"]
+    bad = answer.json()["images"]
     assert answer.status_code == 422 and answer.json()["error"] == bad[0]["error"]
     assert [(each["index"], each["name"]) for each in bad] == [
         (1, "1.png"),
@@ -182,7 +182,7 @@ def test_probabilities_that_are_not_numbers_fail_their_own_request(
     black = bytes.fromhex("424d3a0000000000000036000000280000000100000001000000010018")
     black = black.ljust(58, b"\0")  # a BMP of one pixel
     answer = client.post("/predict", files=files(image_bytes(), black))
-    (bad,) = answer.json()["pictures"]
+    (bad,) = answer.json()["images"]
     assert answer.status_code == 500 and answer.json()["error"] == bad["error"]
     assert bad["index"] == 1 and "not finite numbers" in bad["error"]
     assert str(service.predictor.path) in caplog.text
@@ -240,9 +240,9 @@ def test_metrics_count_requests_classes_and_batches_of_each_service(client, pred
     counts = found(client)
     assert counts["finetune_requests_total", "200"] == 1
     assert counts["finetune_requests_total", "422"] == 1
-    assert sum(counts["finetune_pictures_total", name] for name in predictor.class_names) == 2
+    assert sum(counts["finetune_images_total", name] for name in predictor.class_names) == 2
     assert counts["finetune_request_seconds_count",] == 1  # of good ones
-    assert counts["finetune_batch_size_sum",] == 2 and counts["finetune_waiting_pictures",] == 0
+    assert counts["finetune_batch_size_sum",] == 2 and counts["finetune_waiting_images",] == 0
     assert counts["process_resident_memory_bytes",] > 1e6
     with client_of(Service(predictor, LIMITS, max_batch=4)) as other:
         assert ("finetune_requests_total", "200") not in found(other)

@@ -165,7 +165,7 @@ def test_metrics_and_calibration_of_several_labels_are_those_of_one_process(resu
 @promise("exact-metrics")
 def test_temperature_and_threshold_are_the_same_on_any_number_of_processes(results):
     alone = load(results[1], "calibrated")
-    assert alone["num_pictures"] == 6 and len(alone["thresholds"]) == 1
+    assert alone["num_images"] == 6 and len(alone["thresholds"]) == 1
     assert abs(alone["scale"][0] - 1) > 0.01
     for rank in range(3):
         assert is_close(load(results[3], "calibrated", rank), alone)

@@ -121,7 +121,7 @@ def test_the_file_next_to_an_export_describes_it_and_nothing_is_of_this_machine(
         about = json.loads(Path(f"{file}.json").read_text("utf-8"))
         assert about["class_names"] == ["blue", "green", "red"] and about["members"] == 1
         assert about["temperature"] == TEMPERATURE
-        assert about["verified"]["num_pictures"] == 30 and about["verified"]["num_other"] == 0
+        assert about["verified"]["num_images"] == 30 and about["verified"]["num_other"] == 0
         assert about["verified"]["largest_difference"] <= 1e-4
         for content in (file.read_bytes(), Path(f"{file}.json").read_bytes()):
             for place in (file.parent, checkpoint.parent, Path.home(), Path(os.__file__).parent):
@@ -153,7 +153,7 @@ def test_an_export_that_disagrees_is_not_kept(checkpoint, cli, tmp_path, monkeyp
 def test_export_with_quantize_says_how_far_int8_is_from_the_checkpoint(exported, capsys):
     about = json.loads(Path(f"{exported('int8')}.json").read_text("utf-8"))
     assert about["verified_before_int8"]["largest_difference"] <= 1e-4
-    assert about["int8"]["num_pictures"] == 30
+    assert about["int8"]["num_images"] == 30
     assert 1e-4 < about["int8"]["largest_difference"] < TOLERANCES["int8"]
 
 

@@ -98,19 +98,19 @@ def test_cache_lists_caches_and_remove_leaves_other_files(
     monkeypatch.setenv("FINETUNE_CACHE", str(folder))
     cli("cache")
     assert f"no caches in {folder}" in " ".join(capsys.readouterr().out.split())
-    (folder / "my.pictures").write_text("of the user")
+    (folder / "my.images").write_text("of the user")
     (folder / "notes.txt").touch()
     images = ImageFolderData(str(colours), image_size=28)
     for root in (colours, colours.parent):
         assert read_from_cache(images.splits, root, 1, build=True)
-    (damaged,) = folder.glob(f"{colours.parent.name}-*.pictures")
+    (damaged,) = folder.glob(f"{colours.parent.name}-*.images")
     os.truncate(damaged, 1000)
     cli("cache")
     first, *rows = capsys.readouterr().out.splitlines()
     assert first == f"caches in {folder}" and "damaged images" in "".join(rows)
     assert f"60 images of {colours}" in "".join(rows) and len(rows) == 3  # with a heading
     cli("cache", "--remove", "all")
-    assert sorted(os.listdir(folder)) == ["my.pictures", "notes.txt"]
+    assert sorted(os.listdir(folder)) == ["my.images", "notes.txt"]
 
 
 def test_cache_lists_and_removes_copies_of_images_in_object_storage(

@@ -52,7 +52,7 @@ def checkpoint(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "scale": [0.7, 1.3, 1.0, 2.0],
         "bias": [0.2, -0.3, 0.0, 0.5],
         "thresholds": list(THRESHOLDS),
-        "num_pictures": 9,
+        "num_images": 9,
         "aim": None,
         "reached": None,
         "unreached": [],

@@ -40,7 +40,7 @@ def quick(tmp_path, monkeypatch):
 def test_arguments_of_fit_are_the_short_words_of_the_command_and_explained():
     names = set(inspect.signature(fit).parameters)
     others = {"minutes", "patience", "folds", "members", "folder", "config", "resume", "options"}
-    assert names == {*words_of(FitSettings), *others} - {"pictures"}
+    assert names == {*words_of(FitSettings), *others} - {"images"}
     explained = inspect.getdoc(fit)
     assert [name for name in names if f"\n    {name}: " not in explained] == []
 

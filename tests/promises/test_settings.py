@@ -174,7 +174,7 @@ def test_short_words_are_those_of_full_options(printed, colours):
         **{"class_weights": "blue:2", "devices": 2, "precision": "bf16-mixed", "seed": 5},
         **{"out": "elsewhere", "logger": ["mlflow"]},
     }
-    assert values.keys() == WORDS.keys() - {"pictures"}
+    assert values.keys() == WORDS.keys() - {"images"}
     texts = {word: json.dumps(value).strip('"[]') for word, value in values.items()}
     short = [part for word, text in texts.items() for part in (f"--{word}", text)]
     full = [part for word, text in texts.items() for part in (f"--{WORDS[word]}", text)]

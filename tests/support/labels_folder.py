@@ -18,7 +18,7 @@ CALIBRATION = {
     "scale": [1.0, 2.0, 0.5],
     "bias": [0.0, -0.5, 0.3],
     "thresholds": THRESHOLDS,
-    "num_pictures": 40,
+    "num_images": 40,
     "aim": None,
     "reached": None,
     "unreached": [],

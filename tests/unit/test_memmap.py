@@ -36,8 +36,8 @@ def check(packed: MemmapImages, expected: list[np.ndarray | None]) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    write_memmap(tmp_path / "some.pictures", images(), {"root": "größe"}, max_bytes=10**6)
-    return tmp_path / "some.pictures"
+    write_memmap(tmp_path / "some.images", images(), {"root": "größe"}, max_bytes=10**6)
+    return tmp_path / "some.images"
 
 
 @given(sizes=st.lists(st.none() | st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=6))
@@ -96,7 +96,7 @@ def test_an_error_leaves_what_was_there_and_what_a_kill_left_goes(path):
     check(MemmapImages(path), images())
     assert os.listdir(path.parent) == [path.name]
     left = path.with_name(f".{path.name}.12345678.tmp")
-    other = path.with_name(".other.pictures.12345678.tmp")
+    other = path.with_name(".other.images.12345678.tmp")
     for file in (left, other):
         file.write_bytes(b"half")
     assert unfinished(path) == [left]

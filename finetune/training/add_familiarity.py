@@ -21,7 +21,7 @@ from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
 
 
-def keep_familiarity(trainer: Trainer, model: Any, data: ImageDataModule, run: Run) -> None:
+def add_familiarity(trainer: Trainer, model: Any, data: ImageDataModule, run: Run) -> None:
     """Add the familiarity to best.ckpt, whose weights are final, if images have one class each and some validate.
 
     Rank 0 does this alone, so that the result does not depend on the number of devices. A run that was killed before
@@ -34,7 +34,7 @@ def keep_familiarity(trainer: Trainer, model: Any, data: ImageDataModule, run: R
         run: The run, trained to its end.
     """
     path = run.checkpoint("best")
-    if not _exists(trainer, model, data) or not path.exists():
+    if not _has_familiarity(trainer, model, data) or not path.exists():
         return
     if trainer.is_global_zero:
         best = read_checkpoint(path)
@@ -52,7 +52,7 @@ def keep_familiarity(trainer: Trainer, model: Any, data: ImageDataModule, run: R
     trainer.strategy.barrier("best.ckpt with the familiarity")
 
 
-def _exists(trainer: Trainer, model: Any, data: ImageDataModule) -> bool:
+def _has_familiarity(trainer: Trainer, model: Any, data: ImageDataModule) -> bool:
     """Return whether images have one class each, some validate, and the network tells its features."""
     is_validated = "val" in data.splits and trainer.limit_val_batches != 0
     return is_validated and model.task.label_kind == "single" and not model.is_compiled
@@ -74,7 +74,7 @@ def find_familiarity(
     """
     from finetune.features.linear_probe import head_inputs_of_rank  # imports scipy, which is slow
 
-    if not _exists(trainer, model, data):
+    if not _has_familiarity(trainer, model, data):
         return None
 
     def features(split: str, only: list[int]) -> tuple[Tensor, Tensor]:
