@@ -5,7 +5,14 @@ import textwrap
 from collections.abc import Mapping
 
 from finetune.settings.all_commands import COMMANDS
-from finetune.settings.fields import ClassSettings, Setting, has_flag, settings_of, words_of
+from finetune.settings.fields import (
+    ClassSettings,
+    Setting,
+    has_flag,
+    helps_of,
+    settings_of,
+    words_of,
+)
 
 _WIDTH = 80  # columns of a short page
 _TEXT = 29  # column of the text of an option
@@ -31,7 +38,9 @@ def help_page(command: str) -> str:
     lines = [f"usage: finetune {command} {page.usage}", "", *textwrap.wrap(page.text, _WIDTH), ""]
     lines += ["for example:", *(f"  finetune {line}" for line in page.examples), ""]
     word_of = {full: word for word, full in words.items()}
-    own = [word_of.get(name, name) for name, one in settings.items() if not one.about.place]
+    # in the order of the docstring: those of a command come before those of the sections that it extends
+    ordered = [name for name in helps_of(kind) if name in settings]
+    own = [word_of.get(name, name) for name in ordered if not settings[name].about.place]
     for heading, names in (page.sections or {"options": " ".join(own)}).items():
         lines.append(f"{heading}:")
         for name in names.split():
