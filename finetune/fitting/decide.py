@@ -37,6 +37,7 @@ from finetune.fitting.resume import (
     read_start,
     run_to_continue,
     settings_of_run,
+    without_repeated,
 )
 from finetune.fitting.several_fits import fit_several
 from finetune.models.network_names import AUTO, is_choice
@@ -45,7 +46,7 @@ from finetune.runs.facts import Identity
 from finetune.runs.folder import check_unused
 from finetune.runs.run_dir import RunDir
 from finetune.settings.fields import settings_of
-from finetune.settings.layers import Layer, Layers, replaced
+from finetune.settings.layers import Layer, Layers, flat, replaced
 from finetune.settings.schema import FitSettings, ModelSettings
 from finetune.system.messages import WrongUsage, reason
 from finetune.training.lr_schedulers import set_run_steps
@@ -168,15 +169,18 @@ def _begun(layers: Layers, command: str) -> tuple[Plan, Layers]:
         _check_several(asked, layers)
     root = local_root(asked.trainer.default_root_dir, "fit")
     layers = layers.on_top(Layer("run", "decided", {"trainer.default_root_dir": root}))
+    said = {name: value for name, value in flat(asked).items() if layers.is_explicit(name)}
     if not asked.resume:
         if asked.name is not None:
             check_unused(Path(root, "fit", asked.name))
-        return Plan(_normal(layers.parse(FitSettings)), command), layers
+        return Plan(_normal(layers.parse(FitSettings)), command, asked=said), layers
     run, note = run_to_continue(asked, layers, Path(root))
     if run is None:
         settings = replaced(layers.parse(FitSettings), {"resume": False})
         begins_again = asked.name is not None and has_only_begun(Path(root, "fit", asked.name))
-        plan = Plan(_normal(settings), command, begins_again=begins_again, notes=(note,))
+        plan = Plan(
+            _normal(settings), command, asked=said, begins_again=begins_again, notes=(note,)
+        )
         return plan, layers
     return _continued(run, layers, command, note)
 
@@ -191,12 +195,9 @@ def _normal(settings: FitSettings) -> FitSettings:
 def _continued(run: Path, layers: Layers, command: str, note: str) -> tuple[Plan, Layers]:
     """Return the plan of a fit that continues a run, and the layers with that of the run."""
     own = settings_of_run(run, layers)
-    layers = layers.below_configs(own)
-    before = Layers("fit", (own,)).parse(FitSettings)
+    asked = RunDir(run).facts.asked
+    layers = without_repeated(layers, asked).below_configs(own)
     now = _normal(layers.parse(FitSettings))
-    if is_choice(now.model.backbone):  # the run has chosen
-        chosen = {f"model.{name}": getattr(before.model, name) for name in ("backbone", "weights")}
-        now = replaced(now, chosen)
     changes = changes_between(own.values, now)
     check_fixed(changes)
     of_run = {"resume": str(run), "trainer.default_root_dir": str(run.parent.parent)}
@@ -210,7 +211,7 @@ def _continued(run: Path, layers: Layers, command: str, note: str) -> tuple[Plan
         raise WrongUsage(
             f"--name {now.name}: the run to continue is {run}, which keeps its name: omit --name"
         )
-    plan = Plan(replaced(now, of_run), command, run=run, start=start, changes=changes)
+    plan = Plan(replaced(now, of_run), command, run=run, start=start, changes=changes, asked=asked)
     return plan.put({}, note), layers
 
 

@@ -290,6 +290,7 @@ def train(parts: Parts, changed: str) -> None:
     run.beginning = {
         "command": plan.command,
         "identity": plan.identity,
+        "asked": plan.asked_otherwise,
         "data": place_of(arguments_in_effect(plan.settings.data)),
         "network": plan.settings.model.backbone,
         "folder": os.getcwd(),

@@ -99,7 +99,24 @@ def join_folds(
     headline = headline_of(result)
     by_group = headline_of_groups(result)
     _print_result(result, joined.describe(result["class_names"])[1:])
-    return joined, {**_merged_about(runs), "test": headline, "test_by_group": by_group}
+    about = _merged_about(runs)
+    if untested := _untested(predictions, data):
+        log.warning("%s", untested)
+        about["doubts"].append(untested)
+    return joined, {**about, "test": headline, "test_by_group": by_group}
+
+
+def _untested(predictions: Sequence[Predictions], data: ImageDataModule) -> str:
+    """Return how many images no fold has tested, and why; "" for none."""
+    splits = data.splits.items()
+    num = sum(len(samples) for name, samples in splits if name == "train" or samples.is_drawn)
+    num_tested = sum(len(part.paths) for part in predictions)
+    if num_tested == num:
+        return ""
+    return (
+        f"{num - num_tested:,} of {num:,} images were not tested: their folds skipped them, as copies of images that "
+        "they were trained on, or as unreadable"
+    )
 
 
 def _predictions_of(run: RunRecord) -> Predictions:
@@ -329,7 +346,7 @@ def _print_result(result: dict[str, Any], thresholds: Sequence[str]) -> None:
     rows = result["folds"]
     if by_group := headline_of_groups(result):
         print(f"by group: {by_group}")
-    print(f"{headline_of(result)} Each image is in one of {len(rows)} folds.")
+    print(f"{headline_of(result)} Each of these images is in one of {len(rows)} folds.")
     if "mAP" in rows[0]:
         values = ["none" if row["mAP"] is None else f"{row['mAP']:.3f}" for row in rows]
         print(f"test mAP of the folds: {', '.join(values)}")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msgspec import structs
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.fitting.resume import Changes, Start, read_start
+from finetune.fitting.resume import Changes, Start, changes_between, read_start
 from finetune.runs.facts import Identity
 from finetune.runs.local_copies import shown_place
 from finetune.settings.configs import config_text, to_config
@@ -30,6 +30,7 @@ class Plan:
         run: The folder of the run that continues; None for a new run.
         start: The checkpoint from which training starts: that of the run, or of `--ckpt_path`; None for none.
         changes: The settings that differ from those of the run that continues.
+        asked: What the user has set when the run began, by full name.
         ranking: How the network was chosen among several, for run.json; None if it was not.
         is_part: Whether it is one of several fits that are joined, whose results are used together.
         begins_again: Whether it replaces the run of its name, which ended before its first checkpoint.
@@ -43,6 +44,7 @@ class Plan:
     run: Path | None = None
     start: Start | None = None
     changes: Changes = field(default_factory=dict)
+    asked: Mapping[str, Any] = field(default_factory=dict)
     ranking: dict[str, Any] | None = None
     is_part: bool = False
     begins_again: bool = False
@@ -53,6 +55,12 @@ class Plan:
         """Return the plan with other values of some settings, by full name, and with more to report."""
         settings = replaced(self.settings, values) if values else self.settings
         return replace(self, settings=settings, notes=(*self.notes, *filter(None, notes)))
+
+    @property
+    def asked_otherwise(self) -> dict[str, Any]:
+        """What the user has set and was decided otherwise, such as `auto`."""
+        changes = changes_between(self.asked, self.settings)
+        return {name: asked for name, (asked, _) in changes.items()}
 
     @property
     def config(self) -> str:
@@ -71,6 +79,7 @@ def write_plan(plan: Plan, file: Path) -> None:
         "run": None if plan.run is None else str(plan.run),
         "start": None if plan.start is None else str(plan.start.path),
         "changes": plan.changes,
+        "asked": plan.asked_otherwise,
         "ranking": plan.ranking,
         "is_part": plan.is_part,
         "begins_again": plan.begins_again,
@@ -91,6 +100,7 @@ def read_plan(file: Path) -> Plan:
         run=None if content["run"] is None else Path(content["run"]),
         start=None if start is None else read_start(start),
         changes={name: tuple(pair) for name, pair in content["changes"].items()},
+        asked=content["asked"],
         ranking=content["ranking"],
         is_part=content["is_part"],
         begins_again=content["begins_again"],

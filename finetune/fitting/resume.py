@@ -257,6 +257,26 @@ def settings_of_run(run: Path, layers: Layers) -> Layer:
     return Layer(str(path), "run", values)
 
 
+def without_repeated(layers: Layers, asked: Mapping[str, Any]) -> Layers:
+    """Return layers without what the user says as when the run began, and the run has decided otherwise.
+
+    So the same command with --resume changes nothing. A number of epochs is the most that --minutes may choose, and a
+    length without it. A run cannot replace the images of the user.
+
+    Args:
+        layers: Those of the user.
+        asked: `Facts.asked` of the run.
+    """
+    is_length = layers.value("minutes") is None and asked.get("trainer.max_epochs") is not None
+    repeated = {
+        name: value
+        for name, value in asked.items()
+        if kind_of(name) not in ("free", "images")
+        and not (is_length and name == "trainer.max_epochs")
+    }
+    return layers.without(repeated)
+
+
 def check_trusted(source: object, values: Mapping[str, Any], layers: Layers) -> None:
     """Check that a run or a checkpoint names no class of a module of others: importing it runs its code.
 

@@ -193,6 +193,7 @@ def _write_beginning(folder: Path, plan: Plan) -> None:
     run.update(
         **facts,
         identity=plan.identity,
+        asked=plan.asked_otherwise,
         data=place_of(arguments_in_effect(plan.settings.data)),
         network=plan.settings.model.backbone,
         fingerprint=None if plan.data is None else plan.data.fingerprint,

@@ -1,7 +1,7 @@
 """The facts of run.json. They are checked when they are read and before they are written."""
 
 from datetime import datetime
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from msgspec import Meta, Struct, field
 
@@ -122,6 +122,8 @@ class Facts(Struct, kw_only=True, omit_defaults=True):
         root: The folder of images.
         network: The backbone.
         identity: The data and the network of a fit.
+        asked: Settings of the command that began it which were decided otherwise, such as `auto`, by full name.
+            A command that continues it and has the same values changes nothing.
         went_on_by: The command lines that continued it.
         fingerprint: That of the images.
         began_from: The checkpoint of another run that training started from.
@@ -151,6 +153,7 @@ class Facts(Struct, kw_only=True, omit_defaults=True):
     root: str | None = None
     network: str = ""
     identity: Identity | None = None
+    asked: dict[str, Any] = field(default_factory=dict)
     went_on_by: list[str] = field(default_factory=list)
     fingerprint: str | None = None
     began_from: str | None = None

@@ -133,6 +133,20 @@ class Layers:
         """Return these layers with another one that wins."""
         return replace(self, layers=(*self.layers, layer))
 
+    def without(self, values: Mapping[str, Any]) -> "Layers":
+        """Return these layers without settings that have these values."""
+        layers = [
+            one._replace(
+                values={
+                    name: value
+                    for name, value in one.values.items()
+                    if name not in values or value != values[name]
+                }
+            )
+            for one in self.layers
+        ]
+        return replace(self, layers=tuple(layers))
+
     def below_configs(self, layer: Layer) -> "Layers":
         """Return these layers with another one below what the user sets."""
         num = sum(one.kind in ("run", "checkpoint") for one in self.layers)

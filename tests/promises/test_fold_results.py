@@ -518,3 +518,19 @@ def test_fit_in_python_with_folds_has_the_result_of_all(images, finished, monkey
     assert [plan.settings.folds for plan in given] == [NUM_FOLDS]
     assert fitted.accuracy == result_of(finished)["test/accuracy"]
     assert [row["fold"] for row in fitted.history] == [1, 2] and fitted.best == best(finished)
+
+
+def test_images_that_no_fold_tests_are_counted(images, tmp_path, caplog):
+    """A copy of an image that its fold trains on is skipped, and so may all the copies be."""
+    shutil.copytree(images, tmp_path / "images")
+    original = min((tmp_path / "images/green").iterdir())
+    for number in range(6):
+        shutil.copy(original, original.with_name(f"copy{number}.png"))
+    fit(tmp_path / "images", tmp_path, "--folds", str(NUM_FOLDS))
+    record = RunDir(tmp_path / "fit/version_0").facts
+    with open(tmp_path / "fit/version_0/predictions.csv", newline="") as file:
+        num_tested = len(list(csv.DictReader(file)))
+    num = sum(CLASSES.values()) + 6
+    text = f"{num - num_tested} of {num} images were not tested: "
+    assert num_tested == num - 7  # each of the seven has a copy in the other fold
+    assert sum(text in doubt for doubt in record.doubts) == caplog.text.count(text) == 1

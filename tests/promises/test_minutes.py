@@ -115,6 +115,21 @@ def test_minutes_make_images_smaller_unless_their_size_is_set(
     assert config["data"]["init_args"]["image_size"] == size
 
 
+def test_the_most_epochs_that_minutes_may_choose_do_not_lengthen_a_resumed_run(
+    colours, cli, tmp_path, tried
+):
+    tried(20_000.0)
+    fit = ["fit", "--data.root", colours, *SHORT, "--minutes", "1", "--epochs", "3"]
+    cli(*fit)
+    run = tmp_path / "runs/fit/version_0"
+    before = config_of(run)
+    assert before["trainer"]["max_epochs"] == 1
+    cli(*fit, "--resume")
+    assert config_of(run) == before
+    cli(*fit[:-4], "--resume", "--epochs", "3")  # without --minutes it is a length
+    assert config_of(run)["trainer"]["max_epochs"] == 3
+
+
 def test_a_fit_without_time_trains_one_step_and_says_how_late_it_ends(
     colours, cli, tmp_path, tried, caplog
 ):

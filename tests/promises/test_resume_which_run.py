@@ -11,6 +11,7 @@ import yaml
 from colours import QUICKEST, draw_colours
 from PIL import Image
 from run_holders import another
+from runs import fits_in_this_process
 
 from finetune.cli import run as run_command
 from finetune.data.corrections import Correction, CorrectionsFile
@@ -359,3 +360,33 @@ def test_the_config_of_a_run_that_began_from_a_checkpoint_repeats_it(colours, cl
         **config_of(again),
         "ckpt_path": str(last),
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "decided"),
+    [
+        (["--weights", "RUN"], {"trainer.gradient_clip_val": (None, 1.0)}),
+        (["--members", 2], {"model.head_init": ("auto", "xavier")}),
+        (["--folds", 2, "--weights", "RUN"], {"trainer.gradient_clip_val": (None, 1.0)}),
+    ],
+)
+def test_the_same_config_says_the_same_again_where_the_run_has_decided(
+    fitted_runs, colours, cli, tmp_path, capsys, caplog, words, decided
+):
+    """A config that `--print_config` has printed has null and auto."""
+    words = [fitted_runs.single if word == "RUN" else word for word in words]
+    cli("fit", colours, *QUICKEST, *words, "--print_config")
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    line = ["fit", "--config", "printed.yaml", "--name", "run"]
+    with fits_in_this_process():
+        cli(*line)
+        run = RunDir(tmp_path / "runs/fit/run")
+        asked = run.facts.asked
+        before = config_of(run.path)
+        for name, values in decided.items():
+            section, key = name.split(".")
+            assert (asked[name], before[section][key]) == values
+        with caplog.at_level("INFO", "finetune"):
+            cli(*line, "--resume")
+    assert config_of(run.path) == before and "changed" not in caplog.text
+    assert RunDir(run.path).facts.asked == asked
