@@ -16,7 +16,8 @@ def slow_down(patch: Any) -> list[str]:
     finish = BackgroundWriter.finish
 
     def save_slowly(own: Any, checkpoint: dict[str, Any], path: Path, *arguments: Any) -> None:
-        is_waited_for.wait(30)  # not forever, if a control keeps the fit from waiting
+        if threading.current_thread() is not threading.main_thread():
+            is_waited_for.wait(30)  # not forever, if a control keeps the fit from waiting
         save(own, checkpoint, path, *arguments)
         written.append(f"{path.stem} {checkpoint['global_step']}")
 
