@@ -44,9 +44,9 @@ def end_with_rank_zero() -> None:
     On rank 0 the thread watches the program that has started the fit, if there is one.
     """
     is_rank_zero = os.environ.get("LOCAL_RANK", "0") == "0"
-    watched = os.environ.get(PARENT if is_rank_zero else _RANK_ZERO, "")
-    # a child of the program has inherited the variable
-    if watched and (not is_rank_zero or watched == str(os.getppid())):
+    # taken away, since what this process starts has another parent
+    watched = os.environ.pop(PARENT, "") if is_rank_zero else os.environ.get(_RANK_ZERO, "")
+    if watched:
         threading.Thread(
             target=_end_after, args=(int(watched),), name="end-with-parent", daemon=True
         ).start()

@@ -14,6 +14,8 @@ import torch
 from colours import QUICKEST
 from processes import Process, left_after, run_script, start, start_script
 
+from finetune.distributed.ranks import PARENT
+
 ONE_EPOCH = "".join(rf"{what}.*\n" for what in ("images: ", "network: ", "training: ", "val has "))
 ONE_EPOCH += r"epoch 1/1  train/loss \d.*images/s\n"
 
@@ -104,6 +106,15 @@ def test_a_fit_ends_with_the_program_that_began_it(colours, tmp_path):
         for pid in (*started, process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_a_fit_ends_if_the_program_that_began_it_has_ended_before_it_looked(colours, tmp_path):
+    with subprocess.Popen(["true"]) as program:
+        pass
+    env = {**os.environ, PARENT: str(program.pid)}
+    command = [sys.executable, "-m", "finetune", "fit", str(colours), *QUICKEST]
+    fit = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=120)
+    assert fit.returncode == 1 and not list(tmp_path.rglob("*.ckpt"))
 
 
 def test_a_killed_rank_ends_the_others_with_one_line(colours, tmp_path):
